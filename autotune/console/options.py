@@ -7,13 +7,10 @@ profiles and site files after an option, and file names if nothing else is offer
 import contextlib
 import functools
 import inspect
-import itertools
-import json
-import re
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -24,6 +21,7 @@ from autotune.base.defaults import (
     VOCAB_SIZE,
     WINDOW_S,
 )
+from autotune.base.subject_kinds import subject_kinds
 from autotune.base.units import (
     NO_UNIT,
     exact_seconds,
@@ -33,9 +31,6 @@ from autotune.base.units import (
     parse_seconds,
 )
 from autotune.errors import UsageError
-
-if TYPE_CHECKING:
-    from autotune.subjects.own.subject import OwnCode
 
 _PROFILES = "profiles"
 _NO_PROFILES = ("pyproject.toml", "site.toml")
@@ -58,6 +53,11 @@ def cards(incomplete: str) -> list[tuple[str, str]]:
         for gpu_model in GPU_MODELS
         if gpu_model.key.startswith(incomplete.lower())
     ]
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Return the kinds of subjects that begin with ``incomplete``."""
+    return [kind for kind in subject_kinds() if kind.startswith(incomplete)]
 
 
 def profiles(incomplete: str) -> list[str]:
@@ -373,6 +373,23 @@ class OwnOptions:
             "Your own step instead: build_step(micro_batch_size, device).",
         ),
     ] = None
+    subject: Annotated[
+        str,
+        option(
+            "KIND",
+            "What --step makes: own (a step), transformers, lightning, accelerate.",
+            autocompletion=kinds,
+            advanced=True,
+        ),
+    ] = "own"
+    per_size: Annotated[
+        str | None,
+        option(
+            "AMOUNT",
+            "What one of the size adds to throughput. Default: 1samples; 512tokens.",
+            advanced=True,
+        ),
+    ] = None
     arguments: Annotated[
         list[str] | None,
         option(
@@ -410,54 +427,6 @@ class OwnOptions:
                     f" {name}=VALUE"
                 )
                 raise UsageError(what, next_step=next_step)
-
-    def codes(self, *, loader: str | None = None) -> "list[OwnCode]":
-        """Return the functions with each combination of the arguments.
-
-        Raises:
-            UsageError: If a function or an argument is malformed.
-        """
-        from autotune.subjects.own.subject import SIZE, OwnCode
-
-        for name in (self.step, loader):
-            if name is not None and not re.fullmatch(
-                r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*", name
-            ):
-                next_step = (
-                    "Write module:function, such as my_module:build_step, or"
-                    " path/of/script.py:function"
-                )
-                raise UsageError(
-                    f"{name!r} does not name a function", next_step=next_step
-                )
-        values: dict[str, list[int | float | str]] = {}
-        for given in self.arguments or ():
-            name, equals, text = given.partition("=")
-            if not equals or not name.isidentifier() or not text:
-                raise UsageError(
-                    f"--set {given!r} is not NAME=VALUE",
-                    next_step="Write --set seq_length=512",
-                )
-            values[name] = [_scalar(one) for one in text.split(",")]
-        code = functools.partial(
-            OwnCode,
-            step_function=self.step,
-            loader_function=loader,
-            along=self.along or SIZE,
-        )
-        return [
-            code(arguments=dict(zip(values, one, strict=True)))
-            for one in itertools.product(*values.values())
-        ]
-
-
-def _scalar(text: str) -> int | float | str:
-    """Return a number or a truth value that a text spells, or else the text itself."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(text)
-        if isinstance(found, bool | int | float):
-            return found
-    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,9 @@ def probe_own(
     from autotune.base.answer_json import answer_json
     from autotune.integrations.sections import own_answer, own_probe_text
     from autotune.integrations.stage import probe_own as run
+    from autotune.subjects.requested import requested_subjects
 
-    codes = own.codes()
+    codes = requested_subjects(own)
     if len(codes) > 1 and out is not None and out.suffix == ".toml":
         raise UsageError(
             f"--out {out} names one file for {len(codes)} profiles",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _OWN_STEP_OPTIONS = frozenset(
     {
         "step",
+        "subject",
+        "per_size",
+        "ranks",
         "arguments",
         "along",
         "memory_bytes",
@@ -204,10 +207,11 @@ def _probe_own_step(
     """Find the largest size of your own training step, instead of a model's."""
     from autotune.integrations.command import probe_own
     from autotune.integrations.values import MAX_SIZE, StepProbe
+    from autotune.subjects.requested import requested_subjects
 
     own.reject_others(context, _OWN_STEP_OPTIONS)
     # ``probe_own`` puts each combination of the arguments in the place of the first.
-    code, *_ = own.codes()
+    code, *_ = requested_subjects(own)
     max_size = options.max_micro_batch_size
     if max_size == MAX_MICRO_BATCH_SIZE:
         # It is a model's default, which is too small if sizes are sequence lengths.

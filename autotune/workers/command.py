@@ -23,6 +23,8 @@ _OPTIONS_OF_OWN_LOADER = frozenset(
         "profile",
         "step",
         "arguments",
+        "subject",
+        "per_size",
         "along",
         "loader",
         "window_s",
@@ -87,10 +89,11 @@ def workers(
     if loader is not None or own.step is not None:
         from autotune.integrations.command import sweep_own
         from autotune.integrations.stage import sweep_request as own_sweep_request
+        from autotune.subjects.requested import requested_subjects
 
         own.reject_others(context, kept=_OPTIONS_OF_OWN_LOADER)
         own_request = own_sweep_request(
-            own.codes(loader=loader),
+            requested_subjects(own, loader=loader),
             sweep.profile,
             window_s=window_s,
             max_workers=max_workers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from autotune.subjects.subject import (
     MICRO_BATCH_SIZE,
@@ -70,6 +70,10 @@ class OwnCode(StrictTable):
     """Fixed arguments of both functions."""
     along: str = SIZE
     """Argument of the step's function whose largest value is searched."""
+    unit: str = "samples"
+    """What throughput counts, as a plural."""
+    units_per_size: PositiveFloat = 1.0
+    """Units that one more of the size adds."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
@@ -115,7 +119,7 @@ class OwnCode(StrictTable):
     @property
     def size(self) -> Size:
         """The searched argument."""
-        return Size(name=self.along)
+        return Size(name=self.along, unit=self.unit, units_per_size=self.units_per_size)
 
     def code(self) -> dict[str, str]:
         """Return the functions of yours by role."""

@@ -1,0 +1,92 @@
+"""Subjects from the options of a command."""
+
+import contextlib
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import UsageError
+from autotune.subjects.registry import subject_class
+from autotune.subjects.subject import MICRO_BATCH_SIZE, Argument
+
+if TYPE_CHECKING:
+    from autotune.console.options import OwnOptions
+    from autotune.subjects.own.subject import OwnCode
+
+_FUNCTION = re.compile(r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*")
+"""``module:function`` or ``path/of/script.py:function``."""
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]\w*)")
+"""A number and the plural of a unit."""
+
+
+def requested_subjects(
+    options: "OwnOptions", *, loader: str | None = None
+) -> "list[OwnCode]":
+    """Return the subject with each combination of the arguments.
+
+    Args:
+        options: Options that name your functions.
+        loader: Name of the function that builds a loader; None if there is none.
+
+    Raises:
+        UsageError: If a function or an argument is malformed.
+        BadInput: If there is no such kind of subject.
+    """
+    for name in (options.step, loader):
+        if name is not None and not _FUNCTION.fullmatch(name):
+            raise UsageError(
+                f"{name!r} does not name a function",
+                next_step=(
+                    "Write module:function, such as my_module:build_step, or"
+                    " path/of/script.py:function"
+                ),
+            )
+    values: dict[str, list[Argument]] = {}
+    for assignment in options.arguments or ():
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.isidentifier() or not text:
+            raise UsageError(
+                f"--set {assignment!r} is not NAME=VALUE",
+                next_step="Write --set seq_length=512",
+            )
+        values[name] = [_scalar(word) for word in text.split(",")]
+    subject_type: Any = subject_class(options.subject)
+    table = {
+        "step_function": options.step,
+        "loader_function": loader,
+        "along": options.along or MICRO_BATCH_SIZE,
+        **_units(options.per_size),
+    }
+    return [
+        subject_type.from_table(
+            {**table, "arguments": dict(zip(values, chosen, strict=True))}
+        )
+        for chosen in itertools.product(*values.values())
+    ]
+
+
+def _units(per_size: str | None) -> dict[str, Any]:
+    """Return the unit of throughput that ``--per-size`` names; empty without it.
+
+    Raises:
+        UsageError: If it is no amount.
+    """
+    if per_size is None:
+        return {}
+    amount = _AMOUNT.fullmatch(per_size.strip())
+    if amount is None:
+        raise UsageError(
+            f"--per-size {per_size!r} is no amount",
+            next_step="Write a number and a unit: --per-size 512tokens",
+        )
+    return {"units_per_size": float(amount[1]), "unit": amount[2]}
+
+
+def _scalar(text: str) -> Argument:
+    """Return a number or a truth value that a text spells, or else the text itself."""
+    with contextlib.suppress(ValueError):
+        value = json.loads(text)
+        if isinstance(value, bool | int | float):
+            return value
+    return text
