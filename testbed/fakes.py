@@ -4,7 +4,7 @@ Each stands for a ``Protocol`` of ``autotune``; its answers are scripted or comp
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,18 +13,18 @@ from typing import Any
 from autotune.base.clock import Clock, SystemClock
 from autotune.machine import values
 from autotune.machine.gpu_sampler import Reading, series_of
-from autotune.machine.nvml import GpuMonitor
-from autotune.machine.values import (
+from autotune.machine.values import HostFacts
+from autotune.trials.outcomes import Outcome
+from autotune.trials.values import Trial
+from trainer.formats.gpus import (
     GpmWindow,
     GpuFacts,
     GpuProcess,
     GpuSample,
     GpuSeries,
-    HostFacts,
     Unavailable,
 )
-from autotune.trials.outcomes import Outcome
-from autotune.trials.values import Trial
+from trainer.formats.nvml import SAMPLE_FIGURES, GpuMonitor
 
 HOST = HostFacts(
     cpus_online=8,
@@ -66,6 +66,7 @@ SAMPLE = GpuSample(
     temperature_c=61,
     process_count=1,
     energy_j=5000.5,
+    memory_utilisation=0.1,
 )
 GPM_WINDOW = GpmWindow(
     start_s=0.0,
@@ -187,11 +188,14 @@ class FakeGpuMonitor:
         used_bytes: int | Unavailable = self._next(uuid, "used_bytes")
         return used_bytes
 
-    def sample(self, uuid: str) -> GpuSample | Unavailable:
+    def sample(
+        self, uuid: str, figures: Set[str] | None = None
+    ) -> GpuSample | Unavailable:
         sample = self._next(uuid, "samples")
         if isinstance(sample, Unavailable):
             return sample
-        return replace(sample, time_s=self._clock.monotonic_s())
+        unread = {} if figures is None else dict.fromkeys(SAMPLE_FIGURES - figures)
+        return replace(sample, time_s=self._clock.monotonic_s(), **unread)
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         processes: tuple[GpuProcess, ...] | Unavailable = self._next(uuid, "processes")

@@ -12,9 +12,10 @@ from autotune.console.options import AsJson, flag, option
 from autotune.doctor.sections import doctor_text
 from autotune.machine.decide import find_unsuitable
 from autotune.machine.host import Host, SystemHost
-from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
+from autotune.machine.torch_gpus import gpus_of_torch
 from autotune.machine.values import GpuStatus, MachineFacts
 from autotune.speed.values import MachineRates
+from trainer.formats.nvml import GpuMonitor, NvmlMonitor
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
 

@@ -20,7 +20,8 @@ from autotune.base.units import format_bytes, format_count, format_seconds, form
 from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.machine.decide import Unsuitable
 from autotune.machine.host import LIBRARIES
-from autotune.machine.values import GpuStatus, MachineFacts, Unavailable
+from autotune.machine.values import GpuStatus, MachineFacts
+from trainer.formats.gpus import Unavailable
 
 
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:

@@ -14,7 +14,6 @@ from autotune.integrations.sections import loader_section, step_section, trials_
 from autotune.integrations.store import StoredOwn, read_own
 from autotune.machine.host import Host
 from autotune.machine.measured_device import open_device
-from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields, field_text
 from autotune.profiles.decide.follow_up import command
@@ -22,6 +21,7 @@ from autotune.profiles.fingerprint_table import fingerprint_table
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.review_text import approval_line
 from autotune.trials.fingerprint import fingerprint
+from trainer.formats.nvml import GpuMonitor
 
 if TYPE_CHECKING:
     from autotune.base.tables import Row

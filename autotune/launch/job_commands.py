@@ -46,9 +46,9 @@ def preflight(
     from autotune.launch.preflight import describe, problems_of
     from autotune.machine.host import SystemHost
     from autotune.machine.measured_device import look_at_node
-    from autotune.machine.nvml import NvmlMonitor
     from autotune.profiles import approval
     from autotune.profiles.store import read_profile
+    from trainer.formats.nvml import NvmlMonitor
 
     if require_approved:
         approval.require_approved(profile, reports, expect_sha256=profile_sha256)

@@ -5,12 +5,8 @@ from dataclasses import dataclass
 
 from autotune.base.severity import SEVERITIES, Severity
 from autotune.base.units import format_bytes
-from autotune.machine.values import (
-    GpuStatus,
-    MachineFacts,
-    Unavailable,
-    throttle_faults,
-)
+from autotune.machine.values import GpuStatus, MachineFacts, throttle_faults
+from trainer.formats.gpus import Unavailable
 
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
 """Load average per available CPU core above which other programs disturb trials."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Literal
 
 from autotune.base.clock import Clock, SystemClock
-from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
-from autotune.machine.values import GpmWindow, GpuSample, GpuSeries, Unavailable
+from trainer.formats.gpus import GpmWindow, GpuSample, GpuSeries, Unavailable
+from trainer.formats.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
 
 GPM_WINDOW_S = 0.5
 """Length of a counter window: NVML's counters change several times in it, and it fits

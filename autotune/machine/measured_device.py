@@ -18,11 +18,13 @@ from autotune.machine.decide import FIX_NVML
 from autotune.machine.gpu_models import RESERVE_BYTES, GpuModel, gpu_model_of
 from autotune.machine.host import Host
 from autotune.machine.node_facts import NodeFacts
-from autotune.machine.nvml import GpuMonitor, gpus_of_torch
-from autotune.machine.values import GpuFacts, HostFacts, Unavailable, visible_devices
+from autotune.machine.torch_gpus import gpus_of_torch
+from autotune.machine.values import HostFacts
 from trainer.code_hash import code_sha256
 from trainer.formats.errors import TrainerError
+from trainer.formats.gpus import GpuFacts, Unavailable, visible_devices
 from trainer.formats.manifest import read_manifest
+from trainer.formats.nvml import GpuMonitor
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 

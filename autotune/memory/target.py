@@ -14,14 +14,14 @@ from autotune.machine.gpu_models import (
     find_gpu_model,
     gpu_model_of,
 )
-from autotune.machine.nvml import NvmlMonitor
-from autotune.machine.values import visible_devices
 from autotune.memory.decide.overheads import (
     OverheadsRange,
     overheads_on_cpu,
     overheads_on_gpu,
 )
 from trainer.config.train_config import TrainConfig
+from trainer.formats.gpus import visible_devices
+from trainer.formats.nvml import NvmlMonitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,9 +160,9 @@ def _verify_here(
     from autotune.integrations.review import verify_own
     from autotune.integrations.store import StoredOwn
     from autotune.machine.host import SystemHost
-    from autotune.machine.nvml import NvmlMonitor
     from autotune.profiles.verification import verify_profile
     from autotune.trials.fork_server import ForkServerMachine
+    from trainer.formats.nvml import NvmlMonitor
 
     def read_cuda() -> str | None:
         """Return the CUDA version of torch; None if torch is built without it."""

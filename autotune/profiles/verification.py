@@ -6,7 +6,6 @@ from pathlib import Path
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.host import Host
 from autotune.machine.measured_device import MeasuredDevice, open_device
-from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.approval import ProfileWithApproval
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields
@@ -14,6 +13,7 @@ from autotune.trials.fingerprint import fingerprint
 from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import TrainerError
 from trainer.formats.manifest import Manifest, read_manifest
+from trainer.formats.nvml import GpuMonitor
 
 _MACHINE_INDEPENDENT_FIELDS = (
     "model_sha256",

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from autotune.base.clock import Clock
 from autotune.machine.gpu_sampler import GpuSampler
-from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
-from autotune.machine.values import GpuSeries
 from autotune.trials.decide import contamination
 from autotune.trials.decide.gpu_activity import with_gpu_activity
 from autotune.trials.outcomes import Contaminated, Outcome
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
+from trainer.formats.gpus import GpuSeries
+from trainer.formats.nvml import MIN_INTERVAL_S, GpuMonitor
 
 WAIT_BEFORE_S = 30.0
 """Longest wait for the GPUs of a trial to be free."""

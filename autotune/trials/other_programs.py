@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from autotune.errors import MachineLacks
 from autotune.machine.decide import busy_host, is_busy
-from autotune.machine.nvml import GpuMonitor
 from autotune.machine.values import HostFacts
 from autotune.trials.contamination_guard import other_users
+from trainer.formats.nvml import GpuMonitor
 from trainer.record.process_start import process_started_s
 
 _LOAD_AVERAGE_S = 60.0

@@ -19,7 +19,6 @@ from autotune.evidence.profile import Fingerprint
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, open_device
-from autotune.machine.nvml import NvmlMonitor
 from autotune.trials import trial_log
 from autotune.trials.contamination_guard import ContaminationGuard
 from autotune.trials.fingerprint import fingerprint
@@ -35,6 +34,7 @@ from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_machine import Machine, StartedMachine
 from trainer.config.train_config import ModelSettings
 from trainer.formats.manifest import Manifest, read_manifest
+from trainer.formats.nvml import NvmlMonitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from autotune.base.units import format_percent
 from autotune.evidence.gpu_use import GpuUse
 from autotune.machine.measured_device import MeasuredDevice
-from autotune.trials.decide.gpu_activity import combine_known
 from autotune.trials.job_figures import GpuUseFigures, LoadedWindow
+from trainer.formats.gpu_activity import combine_known
 
 
 def mean_gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:

@@ -5,12 +5,12 @@ import statistics
 from autotune.base.units import format_seconds
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.machine.measured_device import MeasuredDevice
-from autotune.trials.decide.gpu_activity import combine_known
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.count_evidence import count_evidence_fields, count_row_fields
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.gpu_figures import gpu_source, operating_state
 from autotune.workers.measure import Sweep
+from trainer.formats.gpu_activity import combine_known
 
 
 def workers_evidence(

@@ -37,7 +37,7 @@ from autotune.errors import (
 )
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import MeasuredDevice, open_device
-from autotune.machine.nvml import NvmlMonitor, gpus_of_torch
+from autotune.machine.torch_gpus import gpus_of_torch
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, lines
 from benchmarks.gpu.claims import CLAIMS
 from benchmarks.gpu.dataset import DATA, link_data, make_data
@@ -60,6 +60,7 @@ from benchmarks.gpu.running import Call, files_to_bring, libraries_of, open_chec
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stages import FULL, TINY, Sizes, stages_of
 from trainer.formats.errors import TrainerError
+from trainer.formats.nvml import NvmlMonitor
 
 USUAL_GPUS_BYTES = {"h100-80gb-hbm3": 80 * 10**9, "h200": 141 * 10**9}
 """GPUs that ``--list`` shows beside those that have results, with their memory."""

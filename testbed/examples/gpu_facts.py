@@ -1,6 +1,6 @@
 """GPUs as their driver reports them, for tests."""
 
-from autotune.machine.values import GpuFacts
+from trainer.formats.gpus import GpuFacts
 
 H200 = GpuFacts(
     uuid="GPU-1",

@@ -15,7 +15,6 @@ from autotune.base.clock import SystemClock
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_gpu_model
-from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
 from autotune.memory.probe import Probe, ProbeRequest
@@ -40,6 +39,7 @@ from trainer.config.train_config import (
 )
 from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.batch_split import Layout
+from trainer.formats.nvml import NvmlMonitor
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 30_522

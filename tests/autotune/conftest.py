@@ -8,7 +8,6 @@ import pytest
 from autotune.cli import run
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import open_device
-from autotune.machine.nvml import NvmlMonitor
 from autotune.memory import gains, plan_memory, prediction
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials import session
@@ -18,6 +17,7 @@ from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.formats.manifest import read_manifest
+from trainer.formats.nvml import NvmlMonitor
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from autotune.errors import AutotuneError, MachineLacks, UsageError
-from autotune.machine.nvml import gpus_of_torch
+from autotune.machine.torch_gpus import gpus_of_torch
 from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.dataset import link_data, make_data

@@ -187,8 +187,9 @@ import os, time
 from pathlib import Path
 from autotune.errors import MachineLacks
 from autotune.machine.host import SystemHost
-from autotune.machine import nvml
 from autotune.machine.measured_device import open_device
+from trainer.formats import nvml
+from trainer.formats import nvml
 started_s = time.monotonic()
 nvml.ANSWER_WITHIN_S = 0.5
 monitor = nvml.NvmlMonitor()

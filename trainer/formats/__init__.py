@@ -8,6 +8,8 @@ dataset, ``raw_files`` the files that it was made from, and ``npy_file`` its sha
 ``events``. ``progress`` shows long work on the console. ``gpu_peaks`` has the data
 sheets of GPUs, ``cpu_environment`` the variables of a process that computes on a CPU,
 ``slurm_time`` the time that a job has left, and ``documentation`` the paths of pages.
+``nvml`` reads the GPUs of this machine, ``gpus`` has what it reads, and
+``gpu_activity`` combines readings of one GPU over a time.
 
 It imports nothing else of the trainer, so that a program without torch can read a run,
 a dataset or a profile.

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.machine.decide import MAX_UNEXPLAINED_GPU_BYTES
-from autotune.machine.values import GpuProcess, GpuSample, Unavailable, throttle_faults
+from autotune.machine.values import throttle_faults
 from autotune.trials.outcomes import Contaminated, Measured, Outcome, OutOfMemory
+from trainer.formats.gpus import GpuProcess, GpuSample, Unavailable
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """Tolerated growth of an idle GPU's used memory: the driver changes it by a few MiB, a

@@ -1,17 +1,14 @@
 """Activity of GPUs during a trial, as figures. Pure."""
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
-from autotune.machine.values import GpuSample, GpuSeries
 from autotune.trials.job_figures import GpuUseFigures
 from autotune.trials.outcomes import Measured, Outcome
-
-Known = TypeVar("Known", bound=float)
-Combined = TypeVar("Combined")
+from trainer.formats.gpu_activity import activity_of, combine_known, mean_share
+from trainer.formats.gpus import GpuSample, GpuSeries
 
 
 def with_gpu_activity(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
@@ -54,6 +51,7 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
     """
     samples = series.samples
     counters = series.gpm
+    activity = activity_of(samples, counters)
     # 1 for a sample at the power cap, 0 for another; their mean is the share.
     is_capped_by_sample = [
         "sw_power_cap" in sample.throttle_reasons
@@ -62,20 +60,18 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
     ]
     return GpuUseFigures(
         samples=len(samples),
-        utilisation_share=_mean_share(sample.utilisation for sample in samples),
-        power_w=_mean_power_w(samples),
+        utilisation_share=activity.busy_share,
+        power_w=activity.power_w,
         used_bytes=combine_known(max, (sample.used_bytes for sample in samples)),
-        sm_clock_mhz=combine_known(
-            statistics.median, (sample.sm_clock_mhz for sample in samples)
-        ),
+        sm_clock_mhz=activity.sm_clock_mhz,
         temperature_c=combine_known(max, (sample.temperature_c for sample in samples)),
         power_capped_share=combine_known(statistics.fmean, is_capped_by_sample),
         lacking=_why_no_utilisation(series),
         gpm_windows=len(counters),
-        gpm_sm_share=_mean_share(interval.sm_utilisation for interval in counters),
-        gpm_occupancy_share=_mean_share(interval.sm_occupancy for interval in counters),
-        gpm_tensor_share=_mean_share(interval.tensor_active for interval in counters),
-        gpm_dram_share=_mean_share(interval.dram_active for interval in counters),
+        gpm_sm_share=activity.sm_active_share,
+        gpm_occupancy_share=mean_share(interval.sm_occupancy for interval in counters),
+        gpm_tensor_share=activity.tensor_active_share,
+        gpm_dram_share=activity.dram_active_share,
         gpm_pcie_rx_bytes_per_s=combine_known(
             statistics.fmean, (interval.pcie_rx_bytes_per_s for interval in counters)
         ),
@@ -86,7 +82,7 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
 def _why_no_utilisation(series: GpuSeries) -> str | None:
     """Return the reason why no sample has a utilisation; None if one has."""
     samples = series.samples
-    if _mean_share(sample.utilisation for sample in samples) is not None:
+    if mean_share(sample.utilisation for sample in samples) is not None:
         return None
     if samples and "utilisation" in samples[-1].missing:
         return samples[-1].missing["utilisation"]
@@ -98,44 +94,3 @@ def _why_no_counters(series: GpuSeries) -> str | None:
     if series.gpm:
         return None
     return series.gpm_lacking or "no counter interval fell into the window"
-
-
-def _mean_power_w(samples: Sequence[GpuSample]) -> float | None:
-    """Return the mean power from the first sample to the last, in watts.
-
-    If the GPU counts energy, the power follows from the energy used. Otherwise it is
-    the mean of the samples' power, which is less exact: since Hopper, a sample of power
-    is a mean over the last second, part of which lies before the window.
-
-    Returns:
-        The power, or None if the GPU reports neither.
-    """
-    energy_readings = [
-        (sample.time_s, sample.energy_j)
-        for sample in samples
-        if sample.energy_j is not None
-    ]
-    if energy_readings:
-        start_s, start_j = energy_readings[0]
-        end_s, end_j = energy_readings[-1]
-        if end_s > start_s and end_j > start_j:
-            return (end_j - start_j) / (end_s - start_s)
-    return combine_known(statistics.fmean, (sample.power_w for sample in samples))
-
-
-def _mean_share(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known shares; None if there are none.
-
-    The mean is limited to 0 to 1, as counters that are read at slightly different times
-    give shares a little above 1.
-    """
-    mean = combine_known(statistics.fmean, values)
-    return None if mean is None else min(1.0, max(0.0, mean))
-
-
-def combine_known(
-    combine: Callable[[list[Known]], Combined], values: Iterable[Known | None]
-) -> Combined | None:
-    """Combine the finite values with a function; None if there are none."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return combine(known) if known else None

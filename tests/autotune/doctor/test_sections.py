@@ -5,9 +5,10 @@ from autotune.doctor.sections import doctor_text
 from autotune.machine import values
 from autotune.machine.decide import Unsuitable
 from testbed.fakes import FakeHost
+from trainer.formats import gpus
 
 GPU = values.GpuStatus(
-    facts=values.GpuFacts(
+    facts=gpus.GpuFacts(
         uuid="GPU-a",
         index=0,
         name="Big Card",
@@ -18,7 +19,7 @@ GPU = values.GpuStatus(
         driver="550.1",
         compute_capability=(9, 0),
     ),
-    sample=values.GpuSample(
+    sample=gpus.GpuSample(
         time_s=1.0,
         utilisation=0.25,
         used_bytes=2**30,
@@ -27,7 +28,7 @@ GPU = values.GpuStatus(
         throttle_reasons=(),
         temperature_c=40,
     ),
-    processes=(values.GpuProcess(pid=42, used_bytes=None),),
+    processes=(gpus.GpuProcess(pid=42, used_bytes=None),),
 )
 HOST = replace(
     FakeHost().facts([]),
@@ -89,8 +90,8 @@ def test_sections_show_all_facts():
 def test_unreadable_gpu_shows_reasons():
     status = replace(
         GPU,
-        sample=values.Unavailable(reason="lost"),
-        processes=values.Unavailable(reason="hidden"),
+        sample=gpus.Unavailable(reason="lost"),
+        processes=gpus.Unavailable(reason="hidden"),
     )
     text = doctor_text(replace(MACHINE, gpus=(status,)), ())
     assert "n/a (lost)" in text

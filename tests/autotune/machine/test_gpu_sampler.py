@@ -14,8 +14,6 @@ import pytest
 
 from autotune.machine import gpu_sampler
 from autotune.machine.gpu_sampler import GpuSampler, sample_gpus, series_of
-from autotune.machine.nvml import NvmlMonitor
-from autotune.machine.values import GpuSeries, Unavailable
 from testbed.fakes import (
     GPM_WINDOW,
     GPU_FACTS,
@@ -25,6 +23,8 @@ from testbed.fakes import (
     FakeGpuMonitor,
     FakeGpuSampler,
 )
+from trainer.formats.gpus import GpuSeries, Unavailable
+from trainer.formats.nvml import NvmlMonitor
 
 UUIDS = ("GPU-one", "GPU-two")
 
@@ -133,7 +133,7 @@ def test_samples_cross_processes_unchanged():
 
 READ = """
 import pickle, sys, time
-from autotune.machine.values import Unavailable
+from trainer.formats.gpus import Unavailable
 def read():
     pickle.dump(("0", "sample", Unavailable(reason="asleep")), sys.stdout.buffer)
     sys.stdout.flush()

@@ -12,11 +12,11 @@ from autotune.machine.measured_device import (
     memory_budget,
     open_device,
 )
-from autotune.machine.values import GpuFacts
 from testbed.examples.feeds import ON_CPU
 from testbed.examples.gpu_facts import H200
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.code_hash import code_sha256
+from trainer.formats.gpus import GpuFacts
 from trainer.formats.manifest import read_manifest
 
 MIB = 2**20

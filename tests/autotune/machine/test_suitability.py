@@ -5,14 +5,9 @@ import pytest
 
 from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.machine.decide import SEVERITIES, find_unsuitable
-from autotune.machine.values import (
-    DiskFacts,
-    GpuProcess,
-    GpuStatus,
-    MachineFacts,
-    Unavailable,
-)
+from autotune.machine.values import DiskFacts, GpuStatus, MachineFacts
 from testbed import fakes
+from trainer.formats.gpus import GpuProcess, Unavailable
 
 GIB = 2**30
 CAP = "sw_power_cap"

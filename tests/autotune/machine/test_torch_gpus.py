@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from autotune.machine import nvml
+from autotune.machine import torch_gpus
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def python(tmp_path, monkeypatch):
     ],
 )
 def test_gpus_are_those_a_child_names(python, monkeypatch, script, names):
-    monkeypatch.setattr(nvml, "TORCH_WITHIN_S", 0.5)
+    monkeypatch.setattr(torch_gpus, "TORCH_WITHIN_S", 0.5)
     python(script)
-    assert nvml.gpus_of_torch() == names
+    assert torch_gpus.gpus_of_torch() == names
 
 
 def test_no_driver_starts_no_child(python, monkeypatch):
     child = subprocess.run(
-        [sys.executable, "-c", nvml.TORCHS_GPUS],
+        [sys.executable, "-c", torch_gpus.TORCHS_GPUS],
         capture_output=True,
         text=True,
         check=True,
@@ -46,4 +46,4 @@ def test_no_driver_starts_no_child(python, monkeypatch):
     assert child.stdout.strip() == ""
     python("echo NVIDIA H200")
     monkeypatch.setattr(ctypes, "CDLL", Mock(side_effect=OSError))
-    assert nvml.gpus_of_torch() == ()
+    assert torch_gpus.gpus_of_torch() == ()

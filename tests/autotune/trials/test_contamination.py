@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.machine.values import GpuProcess, Unavailable
 from autotune.trials.decide.contamination import (
     MEMORY_TOLERANCE_BYTES,
     describe_growth,
@@ -25,6 +24,7 @@ from autotune.trials.outcomes import (
     TimedOut,
 )
 from testbed.fakes import SAMPLE
+from trainer.formats.gpus import GpuProcess, Unavailable
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")

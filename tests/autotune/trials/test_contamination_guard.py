@@ -12,8 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from autotune.errors import BadInput
-from autotune.machine.nvml import MIN_INTERVAL_S
-from autotune.machine.values import GpuProcess, Unavailable
 from autotune.memory.probe import FIT_STEPS
 from autotune.memory.throughput import CURVE_STEPS
 from autotune.trials.contamination_guard import (
@@ -40,6 +38,8 @@ from testbed.fakes import (
     FakeGpuSampler,
     FakeMachine,
 )
+from trainer.formats.gpus import GpuProcess, Unavailable
+from trainer.formats.nvml import MIN_INTERVAL_S
 
 GIB = 2**30
 IDLE_BYTES = GIB // 2

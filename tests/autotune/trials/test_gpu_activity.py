@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.machine.values import GpuSeries
 from autotune.trials.decide.gpu_activity import window_gpu_use, with_gpu_activity
 from autotune.trials.outcomes import Crashed, Measured
 from testbed.fakes import GPM_WINDOW, SAMPLE
+from trainer.formats.gpus import GpuSeries
 
 QUIET_SAMPLE = replace(
     SAMPLE,

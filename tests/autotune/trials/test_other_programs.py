@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import MachineLacks
-from autotune.machine.values import GpuProcess
 from autotune.trials.other_programs import require_idle_gpus
 from testbed.fakes import GPU_FACTS, FakeGpu, FakeGpuMonitor
+from trainer.formats.gpus import GpuProcess
 
 OTHER_PROGRAM = GpuProcess(pid=42, used_bytes=2**30)
 

@@ -1,26 +1,22 @@
 """NVIDIA GPUs as a port, through NVML: their description, state and processes.
 
 Every error of NVML is translated here: a missing figure is ``None``, or ``Unavailable``
-with NVML's reason. One monitor per process, with one lock per GPU, because concurrent
-GPM calls have crashed drivers. A driver call may never return, so each runs in a
-separate thread; once one is late, NVML is not called again.
+with NVML's reason. A monitor has one thread that calls the driver: one call at a time,
+because concurrent GPM calls have crashed drivers, and in a thread, because a call may
+never return. Once one is late, NVML is not called again.
 """
 
-import ctypes
 import functools
 import importlib
 import math
-import os
-import subprocess
-import sys
+import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Set
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from autotune.base.clock import Clock, SystemClock
-from autotune.base.process import end_with_parent
-from autotune.machine.values import (
+from trainer.formats.gpus import (
     GpmWindow,
     GpuFacts,
     GpuProcess,
@@ -66,13 +62,6 @@ _GPM_METRICS = (
     ("pcie_rx_bytes_per_s", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", float(2**20)),
 )
 
-TORCH_WITHIN_S = 120.0
-TORCHS_GPUS = """
-import torch
-for index in range(torch.cuda.device_count()):
-    print(torch.cuda.get_device_name(index))
-"""
-
 T = TypeVar("T")
 
 
@@ -91,8 +80,15 @@ class GpuMonitor(Protocol):
     def used_bytes(self, uuid: str) -> int | Unavailable:
         """Return the device memory in use, by all processes and by the driver."""
 
-    def sample(self, uuid: str) -> GpuSample | Unavailable:
+    def sample(
+        self, uuid: str, figures: Set[str] | None = None
+    ) -> GpuSample | Unavailable:
         """Return the GPU's state now.
+
+        Args:
+            uuid: UUID of the GPU.
+            figures: Names of the figures to read, as each costs a call of the driver;
+                the others are None. None reads all.
 
         Returns:
             The state, or ``Unavailable`` only if nothing at all could be read.
@@ -123,15 +119,24 @@ class NvmlMonitor:
     If there are none, no method raises: ``why_absent`` returns the reason.
     """
 
-    def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:
-        self._nvml = pynvml or importlib.import_module("pynvml")
-        self._clock = clock or SystemClock()
+    def __init__(
+        self,
+        *,
+        pynvml: Any = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._mute: str | None = None
+        self._nvml = pynvml or _import_pynvml()
+        self._monotonic_s = monotonic_s
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._caller: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._handles: dict[str, Any] = {}
-        self._locks: dict[str, threading.Lock] = {}
         # When each GPU's last GPM sample was taken, and the sample.
         self._counters: dict[str, tuple[float, Any]] = {}
-        started = self._bounded(self._nvml.nvmlInit)
+        started: Any = Unavailable(reason="the package nvidia-ml-py is not installed")
+        if self._nvml is not None:
+            started = self._bounded(self._nvml.nvmlInit)
         self._open = not isinstance(started, Unavailable)
         count = self._bounded(self._nvml.nvmlDeviceGetCount) if self._open else started
         indices = range(0 if isinstance(count, Unavailable) else count)
@@ -174,47 +179,26 @@ class NvmlMonitor:
             uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)
         )
 
-    def sample(self, uuid: str) -> GpuSample | Unavailable:
-        """Return one measurement of every figure; each may be missing on its own."""
-        time_s = self._clock.monotonic_s()
-        figures: dict[str, Any] = {
-            # First, as it is differenced over these times.
-            "energy_j": self._ask(
-                uuid,
-                lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
-            ),
-            "utilisation": self._ask(
-                uuid,
-                lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-            ),
-            "used_bytes": self.used_bytes(uuid),
-            "power_w": self._ask(
-                uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000
-            ),
-            "sm_clock_mhz": self._ask(
-                uuid,
-                lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            ),
-            "throttle_reasons": self._ask(uuid, _throttle_reasons),
-            "temperature_c": self._ask(
-                uuid,
-                lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(
-                    gpu, nvml.NVML_TEMPERATURE_GPU
-                ),
-            ),
-            "process_count": self._ask(uuid, _processes_with_memory),
-        }
-        missing = {
-            name: figure.reason
-            for name, figure in figures.items()
-            if isinstance(figure, Unavailable)
-        }
-        if len(missing) == len(figures):
-            return Unavailable(reason=missing["energy_j"])
+    def sample(
+        self, uuid: str, figures: Set[str] | None = None
+    ) -> GpuSample | Unavailable:
+        """Return one measurement of these figures; each may be missing on its own."""
+        time_s = self._monotonic_s()
+        figures = SAMPLE_FIGURES if figures is None else figures
+        known: dict[str, Any] = {}
+        missing: dict[str, str] = {}
+        for names, question in _QUESTIONS:
+            if figures.isdisjoint(names):
+                continue
+            answer = self._ask(uuid, question)
+            if isinstance(answer, Unavailable):
+                missing |= dict.fromkeys(names, answer.reason)
+            else:
+                known |= zip(names, answer, strict=True)
+        if missing and not known:
+            return Unavailable(reason=next(iter(missing.values())))
         return GpuSample(
-            time_s=time_s,
-            missing=missing,
-            **{name: _or_none(figure) for name, figure in figures.items()},
+            time_s=time_s, missing=missing, **dict.fromkeys(SAMPLE_FIGURES) | known
         )
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
@@ -260,6 +244,13 @@ class NvmlMonitor:
         if self._open:
             self._open = False
             self._bounded(self._nvml.nvmlShutdown)
+        self._calls.put(None)
+
+    def driver_version(self) -> str | Unavailable:
+        """Return the version of the driver, which needs no readable GPU."""
+        if not self._open:
+            return Unavailable(reason=self._absent or "the GPU monitor is closed")
+        return self._bounded(lambda: str(self._nvml.nvmlSystemGetDriverVersion()))
 
     def _counted(self, uuid: str, nvml: Any, gpu: Any) -> GpmWindow | Unavailable:
         before = self._counters.get(uuid)
@@ -269,7 +260,7 @@ class NvmlMonitor:
                     "this GPU has no performance monitoring (GPM needs Hopper or later)"
                 )
             )
-        window_s = math.inf if before is None else self._clock.monotonic_s() - before[0]
+        window_s = math.inf if before is None else self._monotonic_s() - before[0]
         if window_s < MIN_INTERVAL_S:
             return Unavailable(
                 reason=(
@@ -282,7 +273,7 @@ class NvmlMonitor:
         except nvml.NVMLError:
             nvml.nvmlGpmSampleFree(sample)
             raise
-        end_s = self._clock.monotonic_s()
+        end_s = self._monotonic_s()
         self._counters[uuid] = end_s, sample
         if before is None:
             return Unavailable(reason="the first window of counters has just started")
@@ -295,7 +286,7 @@ class NvmlMonitor:
             nvml.nvmlGpmSampleFree(first)
 
     def _ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
-        """Call NVML under the GPU's lock, and translate its error.
+        """Call NVML, and translate its error.
 
         ``question`` gets the bindings and a device handle.
         """
@@ -303,12 +294,12 @@ class NvmlMonitor:
             return Unavailable(
                 reason=self._absent or f"no readable GPU has the UUID {uuid}"
             )
-        with self._locks[uuid]:
-            if not self._open:
-                return Unavailable(reason="the GPU monitor is closed")
-            return self._bounded(lambda: question(self._nvml, self._handles[uuid]))
+        if not self._open:
+            return Unavailable(reason="the GPU monitor is closed")
+        return self._bounded(lambda: question(self._nvml, self._handles[uuid]))
 
     def _bounded(self, call: Callable[[], T]) -> T | Unavailable:
+        """Let the thread that calls the driver make a call, and wait for its answer."""
         if self._mute is not None:
             return Unavailable(reason=self._mute)
         answer: Future[T | Unavailable] = Future()
@@ -319,7 +310,8 @@ class NvmlMonitor:
             except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
                 answer.set_exception(error)
 
-        threading.Thread(target=run, name="nvml", daemon=True).start()
+        self._start_caller()
+        self._calls.put(run)
         try:
             return answer.result(timeout=ANSWER_WITHIN_S)
         except TimeoutError:
@@ -328,6 +320,21 @@ class NvmlMonitor:
                 f" {ANSWER_WITHIN_S:g} s"
             )
             return Unavailable(reason=self._mute)
+
+    def _start_caller(self) -> None:
+        """Start the thread that calls the driver, unless it runs.
+
+        One thread for all calls costs a tenth of a thread for each. A forked process
+        has none, and starts its own.
+        """
+        with self._starting:
+            if self._caller is not None and self._caller.is_alive():
+                return
+            self._calls = queue.SimpleQueue()
+            self._caller = threading.Thread(
+                target=_make_calls, args=(self._calls,), name="nvml", daemon=True
+            )
+            self._caller.start()
 
     def _try(self, call: Callable[[], T]) -> T | Unavailable:
         try:
@@ -379,8 +386,21 @@ class NvmlMonitor:
             mig_uuids=tuple(uuid for uuid in uuids if uuid is not None),
         )
         self._handles[facts.uuid] = gpu
-        self._locks[facts.uuid] = threading.Lock()
         return facts
+
+
+def _import_pynvml() -> Any:
+    """Return NVML's bindings; None if they are not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def _make_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    """Make the calls of a queue in their order, until it has None."""
+    while (call := calls.get()) is not None:
+        call()
 
 
 def _or_none(figure: T | Unavailable) -> T | None:
@@ -398,6 +418,12 @@ def _processes_with_memory(nvml: Any, gpu: Any) -> int:
     )
 
 
+def _utilisations(nvml: Any, gpu: Any) -> tuple[float, float]:
+    """Return the utilisation of the GPU and of its memory, 0 to 1."""
+    rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
+    return rates.gpu / 100, rates.memory / 100
+
+
 def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:
     try:
         mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
@@ -406,6 +432,40 @@ def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:
     except nvml.NVMLError:
         mask = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
     return throttle_names(int(mask))
+
+
+_QUESTIONS: tuple[
+    tuple[tuple[str, ...], Callable[[Any, Any], tuple[Any, ...]]], ...
+] = (
+    # First, as it is differenced over the sample's time.
+    (
+        ("energy_j",),
+        lambda nvml, gpu: (nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,),
+    ),
+    (("utilisation", "memory_utilisation"), _utilisations),
+    (
+        ("used_bytes",),
+        lambda nvml, gpu: (int(nvml.nvmlDeviceGetMemoryInfo(gpu).used),),
+    ),
+    (("power_w",), lambda nvml, gpu: (nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,)),
+    (
+        ("sm_clock_mhz",),
+        lambda nvml, gpu: (nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),),
+    ),
+    (("throttle_reasons",), lambda nvml, gpu: (_throttle_reasons(nvml, gpu),)),
+    (
+        ("temperature_c",),
+        lambda nvml, gpu: (
+            nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        ),
+    ),
+    (("process_count",), lambda nvml, gpu: (_processes_with_memory(nvml, gpu),)),
+)
+"""Figures of a sample, and the call that reads them from NVML's bindings and a device
+handle."""
+
+SAMPLE_FIGURES = frozenset(name for names, _ in _QUESTIONS for name in names)
+"""Figures of a ``GpuSample``."""
 
 
 def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
@@ -425,30 +485,3 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
             _GPM_METRICS, nvml.nvmlGpmMetricsGet(request).metrics, strict=False
         )
     }
-
-
-def gpus_of_torch() -> tuple[str, ...]:
-    """Return the names of the GPUs that PyTorch sees in a child process.
-
-    It is empty without a driver or PyTorch.
-    """
-    try:
-        ctypes.CDLL("libcuda.so.1")  # without a driver, do not wait for PyTorch
-    except OSError:
-        return ()
-    try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-c", TORCHS_GPUS],
-            capture_output=True,
-            text=True,
-            timeout=TORCH_WITHIN_S,
-            check=False,
-            preexec_fn=functools.partial(end_with_parent, os.getpid()),
-        )
-    except subprocess.TimeoutExpired:
-        return ()
-    return (
-        tuple(child.stdout.split("\n")[:-1])
-        if child.returncode == 0 and child.stdout.strip()
-        else ()
-    )

@@ -10,8 +10,6 @@ import pynvml
 import pytest
 
 from autotune.base.clock import SystemClock
-from autotune.machine.nvml import NvmlMonitor
-from autotune.machine.values import GpmWindow, GpuProcess, Unavailable
 from testbed.fakes import (
     GPM_WINDOW,
     GPU_FACTS,
@@ -20,8 +18,11 @@ from testbed.fakes import (
     FakeGpu,
     FakeGpuMonitor,
 )
+from trainer.formats.gpus import GpmWindow, GpuProcess, Unavailable
+from trainer.formats.nvml import NvmlMonitor
 
 GIB = 2**30
+SYSTEM_CLOCK = SystemClock()
 PERCENT_AND_MIB_PER_S = {2: 90.0, 3: 50.0, 5: 40.0, 10: 30.0, 21: 3.0}
 
 
@@ -96,8 +97,9 @@ def scripted(clock):
     return FakeGpuMonitor([gpu], clock=clock)
 
 
-def simulated(clock=None, **answers):
-    return NvmlMonitor(pynvml=SimulatedNvml(**answers), clock=clock)
+def simulated(clock=SYSTEM_CLOCK, **answers):
+    bindings = SimulatedNvml(**answers)
+    return NvmlMonitor(pynvml=bindings, monotonic_s=clock.monotonic_s)
 
 
 @pytest.fixture(params=["scripted", "simulated", "hardware"])
@@ -109,7 +111,7 @@ def clock(request):
 def monitor(request, clock):
     kind = request.node.callspec.params["clock"]
     made = {"scripted": scripted, "simulated": simulated}.get(
-        kind, lambda clock: NvmlMonitor(clock=clock)
+        kind, lambda clock: NvmlMonitor()
     )(clock)
     if kind == "hardware" and made.why_absent():
         # No CI machine of this project has one.
@@ -343,7 +345,7 @@ def test_counts_only_processes_holding_memory():
 def test_frees_all_samples_but_the_last(fault):
     clock = FakeClock()
     bindings = SimulatedNvml()
-    monitor = NvmlMonitor(pynvml=bindings, clock=clock)
+    monitor = NvmlMonitor(pynvml=bindings, monotonic_s=clock.monotonic_s)
     assert "just started" in monitor.gpm("GPU-0").reason
     clock.sleep(0.01 if fault == "too short" else 1)
     if fault == "refused":
