@@ -149,7 +149,7 @@ class FakeGpu:
     processes: Sequence[tuple[GpuProcess, ...] | Unavailable] = ((),)
     gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
     first_gpm: Sequence[Unavailable] = (
-        Unavailable(reason="the first window has only begun"),
+        Unavailable(reason="the first window has only begun", for_now=True),
     )
     """Answers to the first reading of GPM, which starts a window."""
     nvlinked: Sequence[str] | None = None

@@ -6,6 +6,7 @@ decisions follow only from numbers that all ranks share.
 """
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -108,6 +109,7 @@ class _Run:
         self._validation = prepared.validation
         self._training = prepared.training
         self._meter = prepared.meter
+        self._gpu_reader = prepared.gpu_reader
         self._checkpoints = prepared.checkpoints
         self._loader = prepared.loader
         self._controller = prepared.controller
@@ -134,11 +136,13 @@ class _Run:
         if self._finished_steps < self._config.max_steps:
             self._warm_up()
         try:
+            self._gpu_reader.start()
             return self._take_steps()
         except Exception:
             self._checkpoints.abandon()
             raise
         finally:
+            self._gpu_reader.close()
             self._loader.close()
 
     def _restore(self) -> None:
@@ -539,6 +543,22 @@ class _Run:
             self._writer.append(row)
         for finding in self._meter.take_findings():
             self._writer.append(finding.event(self._finished_steps))
+        self._report_unread_gpus()
+
+    def _report_unread_gpus(self) -> None:
+        """Report once if the GPUs of this node can no longer be read."""
+        reason = self._gpu_reader.take_loss()
+        if reason is None:
+            return
+        message = (
+            f"GPU activity of the node of rank {self._ranks.rank} is no longer"
+            f" complete: {reason}"
+        )
+        self._writer.append(
+            new_event(self._finished_steps, "gpu_unread", message, level="warning")
+        )
+        if not self._ranks.leads:  # its writer records nothing
+            sys.stderr.write(f"warning: {message}\n")
 
     def _phase_ended(self, phase: Phase) -> None:
         """Note the time of a startup phase, which is also a sign of progress."""

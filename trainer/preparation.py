@@ -19,6 +19,8 @@ from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
 from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.formats.events import EventRow, new_event
+from trainer.formats.gpus import Unavailable
+from trainer.formats.nvml import NvmlMonitor
 from trainer.formats.run_record import RunHeader
 from trainer.formats.slurm_time import slurm_left_s
 from trainer.health.controller import HealthController
@@ -27,8 +29,10 @@ from trainer.health.watchdog import Watchdog
 from trainer.preflight.dataset_checks import check_data, open_dataset
 from trainer.preflight.directory_checks import check_directory
 from trainer.preflight.rank_checks import check_ranks, gather_facts
+from trainer.preflight.ranks_text import ranks_text
 from trainer.preflight.start_warning import start_warning
 from trainer.record.boards import open_boards
+from trainer.record.gpu_reader import GpuReader, open_gpu_reader
 from trainer.record.meter import Meter
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter, Show
@@ -49,6 +53,8 @@ class PreparedRun:
     """Validation split; it may be empty."""
     training: Training
     meter: Meter
+    gpu_reader: GpuReader
+    """Reader of the GPUs of this node, not started yet."""
     checkpoints: CheckpointManager
     loader: MicroBatchLoader
     controller: HealthController
@@ -96,8 +102,19 @@ def prepare_run(
     events += _check_weight_copies(training, config)
     events += _check_run_directory(writer, config, training, ranks)
 
+    monitor = _open_monitor(ranks)
+    gpu_uuids = [facts.gpu_uuid for facts in facts_by_rank]
+    gpu_reader = open_gpu_reader(ranks, gpu_uuids, monitor, environment)
     header = describe_run(
-        resolved, dataset, plan, training, hosts=hosts, ranks=ranks, start=start
+        resolved,
+        dataset,
+        plan,
+        training,
+        hosts=hosts,
+        driver=_driver_version(monitor),
+        gpu_activity_missing=_missing_on_any_node(gpu_reader, ranks),
+        ranks=ranks,
+        start=start,
     )
     _open_record(writer, header, events, show, config.log_to if ranks.leads else ())
     return PreparedRun(
@@ -107,8 +124,13 @@ def prepare_run(
         validation=validation,
         training=training,
         meter=Meter(
-            training.work, ranks, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts
+            training.work,
+            ranks,
+            gpu_reader,
+            peak_flops_per_s=header.peak_flops_per_s,
+            hosts=hosts,
         ),
+        gpu_reader=gpu_reader,
         checkpoints=CheckpointManager(
             writer.directory,
             config,
@@ -126,6 +148,42 @@ def prepare_run(
             slurm_left_s(environment) if ranks.leads else None,
         ),
     )
+
+
+def _open_monitor(ranks: Ranks) -> NvmlMonitor | None:
+    """Return the monitor of this node's GPUs on its first rank; None on a CPU."""
+    if ranks.device.type != "cuda" or ranks.local_rank != 0:
+        return None
+    return NvmlMonitor()
+
+
+def _driver_version(monitor: NvmlMonitor | None) -> str | None:
+    """Return the version of the GPU driver; None if it is unknown."""
+    version = None if monitor is None else monitor.driver_version()
+    return None if isinstance(version, Unavailable) else version
+
+
+def _missing_on_any_node(gpu_reader: GpuReader, ranks: Ranks) -> list[str]:
+    """Return the reasons why the readers of all nodes lack figures.
+
+    A reason that does not hold on every node comes with the first ranks of its nodes.
+    All ranks call this function.
+    """
+    reasons_by_rank = ranks.all_gather_object(
+        gpu_reader.missing if gpu_reader.reports else None
+    )
+    readers = 0
+    ranks_by_reason: dict[str, list[int]] = {}
+    for rank, reasons in enumerate(reasons_by_rank):
+        readers += reasons is not None
+        for reason in reasons or ():
+            ranks_by_reason.setdefault(reason, []).append(rank)
+    return [
+        reason
+        if len(those) == readers
+        else f"{reason} (on the nodes of {ranks_text(those)})"
+        for reason, those in ranks_by_reason.items()
+    ]
 
 
 def _open_record(

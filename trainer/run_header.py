@@ -1,7 +1,5 @@
 """Header of the run record: ``run.json``, written before the first step."""
 
-import contextlib
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -26,6 +24,8 @@ def describe_run(
     training: Training,
     *,
     hosts: Sequence[str],
+    driver: str | None,
+    gpu_activity_missing: Sequence[str],
     ranks: Ranks,
     start: Start,
 ) -> RunHeader:
@@ -37,6 +37,8 @@ def describe_run(
         plan: Batch split.
         training: Model, as it was built.
         hosts: Host of each rank, by rank.
+        driver: Version of the GPU driver; None if unknown.
+        gpu_activity_missing: Reasons why rows lack figures of GPU activity.
         ranks: This process's rank and device.
         start: Checkpoint that the run starts from.
     """
@@ -68,26 +70,10 @@ def describe_run(
         recipe_changes=list(training.recipe_changes),
         hosts=list(hosts),
         device=ranks.device_name,
-        driver=gpu_driver_version(ranks),
+        driver=driver,
+        gpu_activity_missing=list(gpu_activity_missing),
         peak_flops_per_s=peak_flops_per_s(
             ranks.device_name, matmul_format(config.precision, tf32=config.tf32)
         ),
         versions=versions | {"python": platform.python_version()},
     )
-
-
-def gpu_driver_version(ranks: Ranks) -> str | None:
-    """Return the version of this rank's GPU driver.
-
-    Returns:
-        None on a CPU, or if NVML does not report it.
-    """
-    if ranks.device.type != "cuda":
-        return None
-    # Imported here, so that a run without the package only lacks this version.
-    with contextlib.suppress(ImportError):
-        nvml = importlib.import_module("pynvml")
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlInit()
-            return str(nvml.nvmlSystemGetDriverVersion())
-    return None

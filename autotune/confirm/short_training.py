@@ -20,6 +20,7 @@ from autotune.trials.job_figures import ShortTrainingFigures
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
 from trainer.formats.errors import TrainerError
+from trainer.formats.gpu_activity import GPU_ACTIVITY_VARIABLE
 from trainer.formats.run_record import StepRow, read_run
 
 LOGGED_ROWS = 8
@@ -84,7 +85,9 @@ class ShortTraining:
             # Ctrl-C reaches only this process, which then ends the training.
             start_new_session=True,
             end_signal=signal.SIGTERM,  # torchrun ends its ranks itself
-            env=threads | os.environ,
+            # The sampler of trials still reads the GPUs' counters, which two programs
+            # must not do at once.
+            env=threads | os.environ | {GPU_ACTIVITY_VARIABLE: "0"},
         )
         started_s = time.monotonic()
         try:

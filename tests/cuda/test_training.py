@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from testbed.nullgpu.machine import Faults
 from tests.system.faults.interruptions import (
     damage,
     hang,
@@ -23,6 +24,7 @@ from tests.system.faults.train import (
     move,
     roll_back,
 )
+from trainer.formats.run_record import read_run
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}
@@ -135,6 +137,61 @@ def test_steady_step_hardly_waits_for_the_gpu(
     assert waits.keys() <= MOST_WAITS.keys(), waits
     for name, most in MOST_WAITS.items():
         assert waits.get(name, 0) <= ranks * most, waits
+
+
+ROWS = 3
+STEPS_PER_ROW = 4
+ROW_S = 1.5
+"""Time of a row's steps at least, in which the GPUs are read several times."""
+SLOW_ROWS = {
+    "train.max_steps": ROWS * STEPS_PER_ROW,
+    "train.log_interval_steps": STEPS_PER_ROW,
+    "train.checkpoint.enabled": False,
+}
+
+
+def test_rows_have_the_activity_of_all_gpus(place):
+    """One rank reads both GPUs, which have no hardware counters."""
+    job = place.job(2, SLOW_ROWS)
+    job.end(job.start(pace_s=ROW_S / STEPS_PER_ROW))
+    record = job.record()
+    assert record.header.gpu_activity_missing == [
+        "sm_active_share, tensor_active_share, dram_active_share: this GPU has no"
+        " performance monitoring (GPM needs Hopper or later)"
+    ]
+    assert record.header.driver == "0.0 (nullgpu)"
+    assert len(record.steps) == ROWS
+    for row in record.steps:
+        assert (row.gpu_busy_share, row.memory_busy_share) == (1.0, 0.5)
+        assert (row.lowest_gpu_busy_share, row.lowest_gpu_busy_rank) == (1.0, 0)
+        assert row.gpu_power_w == pytest.approx(250, rel=0.05)
+        assert row.sm_clock_mhz == 1785
+        assert (row.sm_active_share, row.dram_active_share) == (None, None)
+    assert "gpu_unread" not in {event.kind for event in record.events}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param("4", "NVML: Insufficient Permissions", id="no permission"),
+        pytest.param("hang", "NVML does not respond", id="hung"),
+    ],
+)
+def test_broken_nvml_does_not_stop_training(null_gpu, place, tmp_path, fault, reason):
+    machine = null_gpu(
+        values=True, faults=Faults(faults=f"nvmlDeviceGetUtilizationRates={fault}")
+    )
+    settings = ON_GPUS | SLOW_ROWS
+    options = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+    paths = ("--data", place.data, "--out", tmp_path / "run")
+    ended = machine.torchrun("-m", "trainer", place.profile, *paths, *options)
+    assert ended.code == 0, ended
+    record = read_run(tmp_path / "run")
+    assert record.header.gpu_activity_missing[0].startswith(
+        "gpu_busy_share, memory_busy_share"
+    )
+    assert reason in record.header.gpu_activity_missing[0]
+    assert {row.gpu_busy_share for row in record.steps} == {None}
 
 
 @pytest.mark.soak

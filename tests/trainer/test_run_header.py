@@ -36,6 +36,8 @@ class BuiltRun:
             self.plan,
             self.training,
             hosts=["node1"],
+            driver="580.95.05",
+            gpu_activity_missing=["no permission"],
             ranks=self.ranks,
             start=start,
         )
@@ -80,6 +82,8 @@ def test_header_describes_the_machine(built_run):
     assert header.versions["torch"] == torch.__version__
     assert header.versions["python"] == platform.python_version()
     assert header.hosts == ["node1"]
+    assert header.driver == "580.95.05"
+    assert header.gpu_activity_missing == ["no permission"]
     assert header.peak_flops_per_s is None  # unknown for a CPU
 
 

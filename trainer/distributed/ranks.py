@@ -65,6 +65,14 @@ class Ranks:
             return None
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        """UUID of the GPU, as NVML writes it; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        gpu: Any = torch.cuda.get_device_properties(self.device)
+        return f"GPU-{gpu.uuid}"
+
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the element-wise sums over all ranks, in fp64.
 

@@ -23,7 +23,7 @@ class EventRow(StrictTable):
     kind: str
     """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``,
     ``board_failed``, ``resumed``, ``corrupt``, ``rolled_back``, ``preflight``,
-    ``stopped``, or the value of a ``findings.Kind``."""
+    ``stopped``, ``gpu_unread``, or the value of a ``findings.Kind``."""
     level: Literal["info", "warning", "error"] = "info"
     """Severity of the event."""
     action: str = "none"

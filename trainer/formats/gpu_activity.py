@@ -11,6 +11,9 @@ from trainer.formats.gpus import GpmWindow, GpuSample
 Known = TypeVar("Known", bound=float)
 Combined = TypeVar("Combined")
 
+GPU_ACTIVITY_VARIABLE = "AUTOTUNE_GPU_ACTIVITY"
+"""Environment variable: with ``0``, training does not read the activity of GPUs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuActivity:

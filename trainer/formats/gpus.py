@@ -13,6 +13,8 @@ class Unavailable:
     """A figure that could not be read, with the reason."""
 
     reason: str
+    for_now: bool = False
+    """True if it is only too early, so that a later reading may have the figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

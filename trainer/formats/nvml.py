@@ -265,7 +265,8 @@ class NvmlMonitor:
             return Unavailable(
                 reason=(
                     f"a window of {window_s:.3f} s is shorter than {MIN_INTERVAL_S} s"
-                )
+                ),
+                for_now=True,
             )
         sample = nvml.nvmlGpmSampleAlloc()
         try:
@@ -276,7 +277,9 @@ class NvmlMonitor:
         end_s = self._monotonic_s()
         self._counters[uuid] = end_s, sample
         if before is None:
-            return Unavailable(reason="the first window of counters has just started")
+            return Unavailable(
+                reason="the first window of counters has just started", for_now=True
+            )
         start_s, first = before
         try:
             return GpmWindow(

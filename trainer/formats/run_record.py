@@ -126,6 +126,32 @@ class StepRow(StrictTable):
     longest_data_wait_rank: int | None = None
     """Rank with the longest data wait in the previous interval; None with a single
     rank."""
+    gpu_busy_share: float | None = None
+    """Share of time in which some kernel ran, even one that waits for another rank:
+    NVML's GPU utilisation. Mean over the GPUs of the run, as all figures of GPU
+    activity are. None if no GPU was read; ``gpu_activity_missing`` in ``run.json`` has
+    the reason, unless two rows followed each other within half a second."""
+    lowest_gpu_busy_share: float | None = None
+    """Share of time in which some kernel ran on the GPU with the least; None if
+    unknown."""
+    lowest_gpu_busy_rank: int | None = None
+    """Rank of that GPU; None if unknown."""
+    memory_busy_share: float | None = None
+    """Share of time in which device memory was read or written: NVML's memory
+    utilisation; None if unknown."""
+    sm_active_share: float | None = None
+    """Share of SMs that were busy, from hardware counters (GPM, since Hopper); None if
+    unknown."""
+    tensor_active_share: float | None = None
+    """Share of time in which SMs did Tensor Core operations, from hardware counters;
+    None if unknown."""
+    dram_active_share: float | None = None
+    """Share of the peak memory bandwidth that was used, from hardware counters; None if
+    unknown."""
+    gpu_power_w: float | None = None
+    """Power of a GPU, in watts; None if unknown."""
+    sm_clock_mhz: float | None = None
+    """Clock of the SMs, in MHz; None if unknown."""
 
 
 class StartUp(StrictTable):
@@ -212,6 +238,9 @@ class RunHeader(BatchSplit):
     """Name of rank 0's GPU, or ``cpu``."""
     driver: str | None = None
     """GPU driver version of rank 0; None on a CPU, or if NVML does not report it."""
+    gpu_activity_missing: list[str] = Field(default_factory=list)
+    """Reasons why logged rows have no GPU activity, or lack some figures of it; empty
+    if they have all."""
     peak_flops_per_s: float | None
     """Dense peak of one GPU in the precision used, in FLOP/s: the basis of MFU. None if
     unknown."""

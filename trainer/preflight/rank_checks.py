@@ -43,6 +43,8 @@ class RankFacts:
     """Total GPU memory as torch reports it, in bytes; None on a CPU."""
     allotted_cpus: int
     """Number of CPUs that the process may use, before it is bound to some of them."""
+    gpu_uuid: str | None = None
+    """UUID of the GPU, in which ranks differ; None on a CPU."""
 
 
 _MUST_AGREE = {
@@ -91,6 +93,7 @@ def facts_of_rank(
         device=ranks.device_name,
         device_memory_bytes=ranks.device_memory_bytes,
         allotted_cpus=allotted_cpus(ranks.cpus_before_binding),
+        gpu_uuid=ranks.gpu_uuid,
     )
 
 

@@ -6,8 +6,8 @@ a row per quantity and a column per rank.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
 import torch
@@ -16,15 +16,19 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, to_device
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
+from trainer.formats.gpu_activity import GpuActivity
 from trainer.model.flops import ModelWork
 from trainer.record.process_memory import peak_memory_bytes
 
 _NUMBER_OF_TOTALS = 5
 """Totals at the beginning of the sums. In this order: non-padding tokens, padded
 tokens, FLOPs, and the mean squared norms of part and whole gradients."""
-_ROWS_BY_RANK = 3
-"""Rows of the table that follows. In this order: compute times, data waits, and peak
-memory."""
+_GPU_FIGURES = tuple(figure.name for figure in fields(GpuActivity))
+"""Figures of GPU activity, in the order of their rows."""
+_ROWS_BEFORE_GPUS = 3
+_ROWS_BY_RANK = _ROWS_BEFORE_GPUS + len(_GPU_FIGURES)
+"""Rows of the table that follows. In this order: compute times, data waits, peak
+memory, and a row for each figure of GPU activity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +120,25 @@ class IntervalSums:
     """Data wait per step in the previous interval; 0 in the first."""
     peak_memory_by_rank_bytes: list[float]
     """Peak memory since the start."""
+    gpu_activity: GpuActivity
+    """Mean over the GPUs of which a figure was read."""
+    gpu_busy_by_rank: list[float]
+    """Share of time in which a rank's GPU was busy; NaN if it was not read."""
 
 
 def pack_sums(
-    interval: Interval, previous_pace: Pace | None, ranks: Ranks
+    interval: Interval,
+    previous_pace: Pace | None,
+    activity_by_rank: Mapping[int, GpuActivity],
+    ranks: Ranks,
 ) -> torch.Tensor:
     """Return this rank's metrics as a tensor to be summed over ranks, on the device.
 
     Args:
         interval: Interval that ends now.
         previous_pace: This rank's pace in the previous interval; None in the first.
+        activity_by_rank: Activity of the GPUs that this rank has read, by the rank that
+            uses each. One rank has to report every rank's, even if it is unknown.
         ranks: This rank, and the number of all.
 
     Returns:
@@ -143,6 +156,7 @@ def pack_sums(
         *_row_of_rank(compute_s, ranks),
         *_row_of_rank(data_wait_s, ranks),
         *_row_of_rank(float(peak_memory_bytes(ranks.device)), ranks),
+        *_gpu_rows(activity_by_rank, ranks),
     ]
     return torch.cat(
         [
@@ -161,6 +175,19 @@ def _row_of_rank(value: float, ranks: Ranks) -> list[float]:
     row = [0.0] * ranks.world_size
     row[ranks.rank] = value
     return row
+
+
+def _gpu_rows(activity_by_rank: Mapping[int, GpuActivity], ranks: Ranks) -> list[float]:
+    """Return a row for each figure of GPU activity, with NaN for an unknown one.
+
+    Ranks whose GPU this rank has not read have zeros, as another rank reports them.
+    """
+    rows = np.zeros((len(_GPU_FIGURES), ranks.world_size))
+    for rank, activity in activity_by_rank.items():
+        rows[:, rank] = [
+            math.nan if figure is None else figure for figure in astuple(activity)
+        ]
+    return [float(value) for value in rows.ravel()]
 
 
 def _mean_squares(samples: Sequence[NoiseSample], device: torch.device) -> torch.Tensor:
@@ -184,7 +211,11 @@ def unpack_sums(sums: torch.Tensor) -> IntervalSums:
     """Return the metrics of all ranks from the sum of their ``pack_sums``."""
     totals = sums[:_NUMBER_OF_TOTALS].tolist()
     non_padding_tokens, padded_tokens, flops, part_square, whole_square = totals
-    compute_s, data_wait_s, memory_bytes = table_by_rank(sums).tolist()
+    table = table_by_rank(sums)
+    compute_s, data_wait_s, memory_bytes = table[:_ROWS_BEFORE_GPUS].tolist()
+    gpu_rows = table[_ROWS_BEFORE_GPUS:]
+    # NaN if a figure is unknown for all GPUs.
+    gpu_means = torch.nanmean(gpu_rows, dim=1).tolist()
     return IntervalSums(
         non_padding_tokens=non_padding_tokens,
         padded_tokens=padded_tokens,
@@ -194,4 +225,11 @@ def unpack_sums(sums: torch.Tensor) -> IntervalSums:
         compute_by_rank_s=compute_s,
         data_wait_by_rank_s=data_wait_s,
         peak_memory_by_rank_bytes=memory_bytes,
+        gpu_activity=GpuActivity(
+            **{
+                name: mean if math.isfinite(mean) else None
+                for name, mean in zip(_GPU_FIGURES, gpu_means, strict=True)
+            }
+        ),
+        gpu_busy_by_rank=gpu_rows[_GPU_FIGURES.index("busy_share")].tolist(),
     )

@@ -22,6 +22,7 @@ from trainer.distributed.step import StepResult
 from trainer.formats.run_record import StepRow
 from trainer.health.findings import Finding
 from trainer.model.flops import ModelWork
+from trainer.record.gpu_reader import GpuReader
 from trainer.record.interval import (
     Interval,
     IntervalSums,
@@ -63,6 +64,7 @@ class Meter:
     Args:
         work: FLOPs and parameters of the model.
         ranks: This rank, and the number of all.
+        gpu_reader: Reader of the GPUs whose activity this rank reports.
         peak_flops_per_s: Dense peak of one device; None if unknown.
         hosts: Host of each rank, for messages; empty if unknown.
     """
@@ -71,12 +73,14 @@ class Meter:
         self,
         work: ModelWork,
         ranks: Ranks,
+        gpu_reader: GpuReader,
         *,
         peak_flops_per_s: float | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
         self._work = work
         self._ranks = ranks
+        self._gpu_reader = gpu_reader
         self._peak_flops_per_s = peak_flops_per_s
         self.noise = NoiseScale()
         """Gradient noise scale of the steps so far."""
@@ -94,6 +98,7 @@ class Meter:
         """Begin a new interval now, and discard one that was not closed."""
         self._interval = Interval(began=mark(self._ranks.device))
         self._data_wait.take_waited_s()
+        self._gpu_reader.take()
 
     def discard(self) -> None:
         """Discard the open interval and all unread ones, as their steps are undone."""
@@ -127,7 +132,7 @@ class Meter:
         interval = self._interval
         data_wait_s = self._data_wait.take_waited_s() / len(interval.results)
         ended = mark(self._ranks.device)
-        sums = pack_sums(interval, self._pace, self._ranks)
+        sums = pack_sums(interval, self._pace, self._gpu_reader.take(), self._ranks)
         wait_for_sums = self._ranks.all_reduce_async(sums)
         wait_for_sums()
         sums_on_host = to_host(sums)
@@ -190,6 +195,8 @@ class Meter:
         longest_wait_rank, longest_wait_s = _longest_data_wait(
             closed.previous_pace, sums
         )
+        gpus = sums.gpu_activity
+        lowest_busy_rank, lowest_busy_share = _lowest_gpu_busy(sums)
         return StepRow(
             **closed.other_fields,
             loss=_finite(closed.loss.item()),
@@ -215,6 +222,15 @@ class Meter:
             slowest_rank_ratio=slowest_rank_ratio,
             longest_data_wait_s=longest_wait_s,
             longest_data_wait_rank=longest_wait_rank,
+            gpu_busy_share=gpus.busy_share,
+            lowest_gpu_busy_share=lowest_busy_share,
+            lowest_gpu_busy_rank=lowest_busy_rank,
+            memory_busy_share=gpus.memory_busy_share,
+            sm_active_share=gpus.sm_active_share,
+            tensor_active_share=gpus.tensor_active_share,
+            dram_active_share=gpus.dram_active_share,
+            gpu_power_w=gpus.power_w,
+            sm_clock_mhz=gpus.sm_clock_mhz,
         )
 
     def _share_of_peak(self, flops_per_s: float) -> float | None:
@@ -278,6 +294,19 @@ def _slowest_rank(sums: IntervalSums) -> tuple[int | None, float | None]:
         return None, None
     slowest_s = max(compute_s)
     return compute_s.index(slowest_s), slowest_s / median_low(compute_s)
+
+
+def _lowest_gpu_busy(sums: IntervalSums) -> tuple[int | None, float | None]:
+    """Return the rank whose GPU was busy for the least share of time, and that share.
+
+    Both are None if no GPU was read.
+    """
+    shares = sums.gpu_busy_by_rank
+    known_ranks = [rank for rank, share in enumerate(shares) if math.isfinite(share)]
+    if not known_ranks:
+        return None, None
+    lowest_rank = min(known_ranks, key=shares.__getitem__)
+    return lowest_rank, shares[lowest_rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,11 @@ def _header_lines(header: RunHeader) -> list[str]:
         lines.append(
             "train: compiling layers before the first step; this takes minutes"
         )
+    if header.device != "cpu":
+        lines += [
+            f"train: GPU activity is not recorded: {reason}"
+            for reason in header.gpu_activity_missing
+        ]
     lines += [f"train: recipe change: {change}" for change in header.recipe_changes]
     return lines
 

@@ -1,6 +1,11 @@
 """One suite for every GPU monitor: scripted, simulated bindings, and a real driver."""
 
 import ctypes
+import multiprocessing
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -410,3 +415,71 @@ def test_missing_driver_library_has_its_reason():
     assert "no NVIDIA driver installed" in monitor.why_absent()
     assert monitor.used_bytes("GPU-x") == Unavailable(reason=monitor.why_absent())
     monitor.close()
+
+
+def test_figures_that_are_not_wanted_are_not_read():
+    bindings = SimulatedNvml()
+    monitor = NvmlMonitor(pynvml=bindings)
+    sample = monitor.sample("GPU-0", {"utilisation", "power_w"})
+    assert (sample.utilisation, sample.power_w) == (0.75, 312.5)
+    assert (sample.process_count, sample.temperature_c, sample.missing) == (
+        None,
+        None,
+        {},
+    )
+    bindings.nvmlDeviceGetComputeRunningProcesses.assert_not_called()
+
+
+def test_driver_version_needs_no_readable_gpu():
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    monitor = simulated(nvmlDeviceGetHandleByIndex=lost)
+    assert monitor.devices() == ()
+    assert monitor.driver_version() == "550.1"
+
+
+def test_driver_version_may_be_unavailable():
+    refused = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+    unknown = simulated(nvmlSystemGetDriverVersion=refused)
+    assert isinstance(unknown.driver_version(), Unavailable)
+    assert isinstance(simulated(nvmlInit=refused).driver_version(), Unavailable)
+
+
+def test_missing_bindings_have_their_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # its import fails
+    monitor = NvmlMonitor()
+    assert monitor.why_absent() == "the package nvidia-ml-py is not installed"
+    assert monitor.driver_version() == Unavailable(reason=monitor.why_absent())
+    monitor.close()
+
+
+def test_driver_is_called_by_one_thread_at_a_time():
+    """Concurrent calls have crashed drivers."""
+    callers, at_once = set(), []
+    running = threading.Semaphore(1)
+
+    def slow_power(_handle):
+        at_once.append(not running.acquire(blocking=False))
+        callers.add(threading.get_ident())
+        time.sleep(0.01)
+        running.release()
+        return 1000
+
+    monitor = simulated(nvmlDeviceGetPowerUsage=slow_power)
+    with ThreadPoolExecutor(4) as pool:
+        samples = list(pool.map(lambda _: monitor.sample("GPU-0", {"power_w"}), "abcd"))
+    assert [sample.power_w for sample in samples] == [1.0] * 4
+    assert at_once == [False] * 4
+    assert len(callers) == 1
+
+
+def test_forked_process_calls_the_driver_too():
+    monitor = simulated()
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(
+        target=lambda: sender.send(monitor.sample("GPU-0").utilisation)
+    )
+    child.start()
+    assert receiver.poll(60)
+    assert receiver.recv() == 0.75
+    child.join()

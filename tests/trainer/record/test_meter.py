@@ -17,6 +17,8 @@ from trainer.build import Training
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import PartialGradient, StepResult
+from trainer.formats.gpu_activity import GpuActivity
+from trainer.record.gpu_reader import GpuReader
 from trainer.record.meter import Meter
 
 PEAK_FLOPS_PER_S = 1e12
@@ -57,7 +59,12 @@ def metered_training_of(training, two_part_config, batches):
         ranks = join_ranks(two_part_config, environment={})
         return MeteredTraining(
             training=training,
-            meter=Meter(training.work, ranks, peak_flops_per_s=peak_flops_per_s),
+            meter=Meter(
+                training.work,
+                ranks,
+                GpuReader({0: None}),
+                peak_flops_per_s=peak_flops_per_s,
+            ),
             batches=iter(batches),
         )
 
@@ -114,6 +121,30 @@ def test_mfu_is_a_share_of_the_peak(metered):
     assert row.mfu == pytest.approx(row.model_flops_per_s_per_rank / PEAK_FLOPS_PER_S)
     six_n_flops_per_s = 6 * metered.training.work.parameters * row.tokens_per_s
     assert row.mfu_6n == pytest.approx(six_n_flops_per_s / PEAK_FLOPS_PER_S)
+
+
+class FilledReader(GpuReader):
+    """Reader of a single GPU that has always read the same."""
+
+    def take(self):
+        return {0: GpuActivity(busy_share=0.75, power_w=300.0)}
+
+
+def test_row_has_the_activity_of_its_gpu(training, two_part_config, batches):
+    ranks = join_ranks(two_part_config, environment={})
+    meter = Meter(training.work, ranks, FilledReader({0: "GPU-0"}))
+    meter.add(batches[:1], result_of())
+    row = close_interval(meter)
+    assert (row.gpu_busy_share, row.gpu_power_w) == (0.75, 300.0)
+    assert (row.lowest_gpu_busy_share, row.lowest_gpu_busy_rank) == (0.75, 0)
+    assert (row.sm_active_share, row.sm_clock_mhz) == (None, None)
+
+
+def test_row_has_no_activity_without_a_gpu(metered):
+    metered.train_step()
+    row = close_interval(metered.meter)
+    assert row.gpu_busy_share is None
+    assert (row.lowest_gpu_busy_share, row.lowest_gpu_busy_rank) == (None, None)
 
 
 def test_mfu_is_missing_without_a_known_peak(metered_training_of):

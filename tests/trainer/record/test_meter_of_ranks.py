@@ -8,8 +8,10 @@ import torch
 from tests.trainer.record.meters import LEAST_TORCH_BYTES, close_interval
 from tests.trainer.step_results import result_of
 from trainer.distributed.ranks import Ranks
+from trainer.formats.gpu_activity import GpuActivity
 from trainer.formats.run_record import StepRow
 from trainer.health.findings import Kind
+from trainer.record.gpu_reader import GpuReader
 from trainer.record.interval import table_by_rank
 from trainer.record.meter import Meter
 from trainer.record.pace_monitor import STREAK_ROWS
@@ -36,7 +38,7 @@ class ThreeRanks(Ranks):
     """Data wait of each rank per step, in seconds."""
 
     def all_reduce_async(self, tensor):
-        compute_s, data_wait_s, peak_memory_bytes = table_by_rank(tensor)
+        compute_s, data_wait_s, peak_memory_bytes, *_ = table_by_rank(tensor)
         own_compute_s = float(compute_s[0])
         if own_compute_s:  # else the first interval, which has no pace before it
             for rank, factor in enumerate(self.compute_factors):
@@ -50,7 +52,7 @@ class ThreeRanks(Ranks):
 def meter_of(training):
     """Function that returns the meter of rank 0, given fields of ``ThreeRanks``."""
 
-    def make(**rank_fields) -> Meter:
+    def make(*, gpu_reader=None, **rank_fields) -> Meter:
         ranks = ThreeRanks(
             rank=0,
             local_rank=0,
@@ -59,7 +61,8 @@ def meter_of(training):
             device=torch.device("cpu"),
             **rank_fields,
         )
-        return Meter(training.work, ranks)
+        unread = GpuReader(dict.fromkeys(range(3)))
+        return Meter(training.work, ranks, gpu_reader or unread)
 
     return make
 
@@ -127,6 +130,29 @@ def test_names_the_rank_with_the_longest_data_wait(meter_of, train, gradients_se
         WAITING_RANK,
         WAITING_RANK,
     ]
+
+
+class NodeReader(GpuReader):
+    """Reader of a node of three GPUs, of which one is unreadable."""
+
+    def take(self):
+        return {
+            0: GpuActivity(busy_share=1.0, sm_active_share=0.5),
+            1: GpuActivity(),
+            2: GpuActivity(busy_share=0.5),
+        }
+
+
+def test_gpu_activity_is_the_mean_of_readable_gpus(meter_of, train):
+    row, *_ = train(meter_of(gpu_reader=NodeReader(dict.fromkeys(range(3)))))
+    assert row.gpu_busy_share == 0.75
+    assert row.sm_active_share == 0.5
+    assert row.gpu_power_w is None
+
+
+def test_names_the_rank_of_the_least_busy_gpu(meter_of, train):
+    row, *_ = train(meter_of(gpu_reader=NodeReader(dict.fromkeys(range(3)))))
+    assert (row.lowest_gpu_busy_share, row.lowest_gpu_busy_rank) == (0.5, 2)
 
 
 @pytest.mark.parametrize(
