@@ -11,12 +11,13 @@ from autotune.base import document as doc
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import format_loss, format_number
 from autotune.profiles.decide.drift import Drift, drifts
-from autotune.profiles.decide.run_rates import run_rate
+from autotune.profiles.decide.run_rates import run_rate, settled_steps
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.sections import bottleneck_words, bounded, step_chart
-from autotune.report.values import ReportedRun
+from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.formats.events import EventRow
-from trainer.formats.run_record import Run
+from trainer.formats.gpu_activity import combine_known
+from trainer.formats.run_record import Run, StepRow
 
 MOST_EVENTS = 20
 """Number of the latest events of a run that are shown; its record has all."""
@@ -42,8 +43,8 @@ def runs(
 ) -> tuple[doc.Block, ...]:
     """Return the blocks on training runs.
 
-    They are a table of runs, parts of their steps, expected and achieved figures, the
-    loss, and events.
+    They are a table of runs, the activity of their GPUs, parts of their steps, expected
+    and achieved figures, the loss, and events.
     """
     if not reported:
         return (
@@ -57,6 +58,7 @@ def runs(
     )
     return (
         _table(profiles, reported),
+        *_gpu_activity(reported),
         *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
         *((expected,) if (expected := _expected(profiles, reported)).rows else ()),
         *_loss(reported),
@@ -156,6 +158,56 @@ def _table(
             lambda one: "; ".join(one[1].header.recipe_changes) or None,
         ),
     )
+
+
+def _gpu_activity(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
+    """Return the table of GPU activity in the settled steps of runs.
+
+    Runs on a CPU are left out; without another run, there is no table.
+    """
+    on_gpus = [
+        (run.name, settled_steps(run.run) or run.run.steps)
+        for run in reported
+        if run.run.header.device != "cpu"
+    ]
+    if not on_gpus:
+        return ()
+
+    def mean(
+        name: str, show: Callable[[float | None], str]
+    ) -> Callable[[tuple[str, Sequence[StepRow]]], str]:
+        """Return the function that shows the mean of a field over a run's steps."""
+
+        def cell(run: tuple[str, Sequence[StepRow]]) -> str:
+            _, steps = run
+            values = [getattr(step, name) for step in steps]
+            return show(combine_known(statistics.fmean, values))
+
+        return cell
+
+    return (
+        doc.table_of(
+            "Activity of the GPUs of training runs",
+            on_gpus,
+            ("run", "l", lambda run: run[0]),
+            ("GPU busy", "r", mean("gpu_busy_share", format_share)),
+            ("least busy GPU", "r", mean("lowest_gpu_busy_share", format_share)),
+            ("SMs active", "r", mean("sm_active_share", format_share)),
+            ("Tensor Cores active", "r", mean("tensor_active_share", format_share)),
+            ("memory bandwidth", "r", mean("dram_active_share", format_share)),
+            ("memory busy", "r", mean("memory_busy_share", format_share)),
+            ("power of a GPU", "r", mean("gpu_power_w", _watts)),
+            ("SM clock", "r", mean("sm_clock_mhz", _megahertz)),
+        ),
+    )
+
+
+def _watts(power_w: float | None) -> str:
+    return "n/a" if power_w is None else f"{power_w:,.0f} W"
+
+
+def _megahertz(clock_mhz: float | None) -> str:
+    return "n/a" if clock_mhz is None else f"{clock_mhz:,.0f} MHz"
 
 
 def _expected(

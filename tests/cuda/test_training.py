@@ -174,7 +174,9 @@ def test_rows_have_the_activity_of_all_gpus(place):
     ("fault", "reason"),
     [
         pytest.param("4", "NVML: Insufficient Permissions", id="no permission"),
-        pytest.param("hang", "NVML does not respond", id="hung"),
+        pytest.param(
+            "hang", "NVML does not respond", marks=pytest.mark.soak, id="hung"
+        ),
     ],
 )
 def test_broken_nvml_does_not_stop_training(null_gpu, place, tmp_path, fault, reason):

@@ -137,7 +137,6 @@ def full_disk(monkeypatch):
     )
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_run_on_a_cpu_has_no_gpu_activity():
     run = run_of(max_steps=2)
     assert run.header.gpu_activity_missing == ["the run uses no GPU"]
@@ -146,6 +145,7 @@ def test_run_on_a_cpu_has_no_gpu_activity():
         assert (row.sm_active_share, row.gpu_power_w) == (None, None)
 
 
+@pytest.mark.usefixtures("full_disk")
 def test_training_continues_when_saves_fail():
     run, ending = train_or_resume(
         max_steps=4, checkpoint=CheckpointSettings(interval_steps=2)

@@ -185,15 +185,27 @@ class NvmlMonitor:
         """Return one measurement of these figures; each may be missing on its own."""
         time_s = self._monotonic_s()
         figures = SAMPLE_FIGURES if figures is None else figures
+        wanted = [
+            (names, question)
+            for names, question in _QUESTIONS
+            if not figures.isdisjoint(names)
+        ]
+        answers: dict[tuple[str, ...], tuple[Any, ...] | Unavailable] = {}
+
+        def read(nvml: Any, gpu: Any) -> None:
+            for names, question in wanted:
+                answers[names] = self._try(functools.partial(question, nvml, gpu))
+
+        # All in one turn of the thread that calls the driver. If a call never returns,
+        # the answers before it are kept.
+        ended = self._ask(uuid, read)
         known: dict[str, Any] = {}
         missing: dict[str, str] = {}
-        for names, question in _QUESTIONS:
-            if figures.isdisjoint(names):
-                continue
-            answer = self._ask(uuid, question)
+        for names, _ in wanted:
+            answer = answers.get(names, ended)
             if isinstance(answer, Unavailable):
                 missing |= dict.fromkeys(names, answer.reason)
-            else:
+            elif answer is not None:
                 known |= zip(names, answer, strict=True)
         if missing and not known:
             return Unavailable(reason=next(iter(missing.values())))

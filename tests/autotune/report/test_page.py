@@ -322,3 +322,17 @@ def test_latest_events_are_shown():
     )
     # Their profile lies elsewhere.
     assert [row[1] for row in table_of(document, "Training runs").rows] == [None] * 7
+
+
+def test_gpu_activity_is_shown_for_runs_on_gpus():
+    steps = [
+        row_of(step, gpu_busy_share=0.5 + step / 100, gpu_power_w=300.0)
+        for step in range(1, 11)
+    ]
+    on_gpu = reported_run(steps=steps, name="gpu", device="NVIDIA H100 NVL")
+    on_cpu = reported_run(name="cpu")
+    document = report_document((reported(),), (on_gpu, on_cpu))
+    (row,) = table_of(document, "Activity of the GPUs of training runs").rows
+    # The first of ten steps is a warm-up.
+    assert row[:2] == ["gpu", "56.0 %"]
+    assert row[-2:] == ["300 W", "n/a"]
