@@ -56,7 +56,7 @@ def activity_of(
         dram_active_share=mean_share(window.dram_active for window in windows),
         power_w=_mean_power_w(samples),
         sm_clock_mhz=combine_known(
-            statistics.median, (sample.sm_clock_mhz for sample in samples)
+            _median, (sample.sm_clock_mhz for sample in samples)
         ),
     )
 
@@ -82,6 +82,10 @@ def _mean_power_w(samples: Sequence[GpuSample]) -> float | None:
         if end_s > start_s and end_j > start_j:
             return (end_j - start_j) / (end_s - start_s)
     return combine_known(statistics.fmean, (sample.power_w for sample in samples))
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
 
 
 def mean_share(values: Iterable[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Reader of GPU activity during training: one per node, in a thread of its own.
+"""Reader of GPU activity during training: one thread per node.
 
 The first rank of a node reads the GPUs of all ranks there. Nothing here waits for a
 GPU, and no error of the driver ends a run: a figure that cannot be read is None.

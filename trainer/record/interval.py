@@ -187,7 +187,8 @@ def _gpu_rows(activity_by_rank: Mapping[int, GpuActivity], ranks: Ranks) -> list
         rows[:, rank] = [
             math.nan if figure is None else figure for figure in astuple(activity)
         ]
-    return [float(value) for value in rows.ravel()]
+    flat: list[float] = rows.ravel().tolist()
+    return flat
 
 
 def _mean_squares(samples: Sequence[NoiseSample], device: torch.device) -> torch.Tensor:
