@@ -14,7 +14,7 @@ from autotune.profiles.decide.drift import Drift, drifts
 from autotune.profiles.decide.run_rates import run_rate, settled_steps
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.sections import bottleneck_words, bounded, step_chart
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedRun
 from trainer.formats.events import EventRow
 from trainer.formats.gpu_activity import combine_known
 from trainer.formats.run_record import Run, StepRow
