@@ -189,7 +189,6 @@ from autotune.errors import MachineLacks
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import open_device
 from trainer.formats import nvml
-from trainer.formats import nvml
 started_s = time.monotonic()
 nvml.ANSWER_WITHIN_S = 0.5
 monitor = nvml.NvmlMonitor()
