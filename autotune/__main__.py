@@ -1,5 +1,13 @@
-"""Entry point of ``python -m autotune``."""
+"""``python -m autotune``."""
 
-from autotune.cli import main
+import sys
+from pathlib import Path
+
+# ``-m`` searches the working directory first, whose modules may have any name, such as
+# ``trainer``; the installed command does not.
+if Path(sys.path[0]).resolve() != Path(__file__).parents[1]:
+    del sys.path[0]
+
+from autotune.cli import main  # noqa: E402 - after the search path is set
 
 main()

@@ -186,12 +186,24 @@ def check_arguments(
         )
 
 
+def _adapter_modules(code: OwnCode) -> list[str]:
+    """Return the modules of functions that wrap yours, to be imported before yours."""
+    calls = (code.step({}), code.loader({}))
+    functions = {call.function for call in calls if call is not None}
+    return sorted(
+        function.partition(":")[0] for function in functions - set(code.code().values())
+    )
+
+
 def _preload(
     code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True
 ) -> Preload:
     options: dict[str, Any] = {
         "functions": code.code(),
-        "jobs": [JOB_MODULES[_JOB_OF_ROLE[role]] for role in code.code()],
+        "jobs": [
+            *(JOB_MODULES[_JOB_OF_ROLE[role]] for role in code.code()),
+            *_adapter_modules(code),
+        ],
         "directory": str(directory.resolve()),
         "resolved": resolved,
         "timeout_s": timeout_s,

@@ -34,8 +34,12 @@ _STACK_SHARE = 0.9
 """Share of a time limit after which a process writes its stack, so that a hang can be
 located."""
 _THREAD_ENDS_S = 0.02
-_TOOL = ("autotune", "trainer")
-"""Packages of this project, which yours of the same name cannot replace."""
+_TOOL = "autotune"
+"""Package of this project that yours of the same name cannot replace."""
+_TRAINER = "trainer"
+"""Package of this project that makes way for yours of the same name."""
+_PROJECT = Path(__file__).parents[3]
+"""Directory of this project's packages."""
 _left_in: dict[str, str] = {}
 """Working directories that imported code chose, by the one it was imported in."""
 _MAX_FILE_BYTES = 16 * 2**20
@@ -129,9 +133,27 @@ def enter(directory: str) -> None:
     that.
     """
     os.environ[IN_TRIAL] = "1"
+    _make_way(directory)
     os.chdir(_left_in.get(directory, directory))
     if sys.path[:1] != [directory]:
         sys.path.insert(0, directory)
+
+
+def _make_way(directory: str) -> None:
+    """Forget this project's package ``trainer`` if your directory has one of that name.
+
+    Your imports then find yours. Everything that trials need of ours has been imported
+    by now, and keeps working.
+    """
+    file = getattr(sys.modules.get(_TRAINER), "__file__", None)
+    is_ours = file is not None and Path(file).parents[1] == _PROJECT
+    if not is_ours or _TRAINER not in _names_in(directory):
+        return
+    if Path(directory).resolve() == _PROJECT:
+        return
+    for module in [*sys.modules]:
+        if module == _TRAINER or module.startswith(f"{_TRAINER}."):
+            del sys.modules[module]
 
 
 def resolve(name: str, directory: str) -> Callable[..., Any]:
@@ -149,11 +171,9 @@ def resolve(name: str, directory: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         what = f"cannot import {module_name!r}: {last_lines(error)}"
         step = f"Fix it, and check: {import_command(module_name)}"
-        if isinstance(error, ImportError) and (
-            taken := [one for one in _TOOL if one in _names_in(directory)]
-        ):
+        if isinstance(error, ImportError) and _TOOL in _names_in(directory):
             step = (
-                f"Rename your {taken[0]!r} in {directory}: this tool has a package of"
+                f"Rename your {_TOOL!r} in {directory}: this tool has a package of"
                 " that name."
             )
         if (
@@ -215,7 +235,7 @@ def _names_in(directory: str) -> set[str]:
 def _import(name: str, directory: str) -> ModuleType:
     top, sys.argv = name.partition(".")[0], [name]
     if not name.endswith(".py"):
-        if top in _TOOL and top in _names_in(directory):
+        if top == _TOOL and top in _names_in(directory):
             raise BadConfig(
                 f"this tool has a package called {top!r}, too",
                 next_step=f"Rename your {top!r}.",
@@ -249,8 +269,8 @@ def last_lines(error: BaseException) -> str:
 
 def is_own(file: Path) -> bool:
     """Return whether a source file is yours: neither installed nor of this project."""
-    here = Path(__file__).parents[3]
-    elsewhere = (*_INSTALLED, f"{here}/autotune", f"{here}/trainer", "<")
+    own_packages = (f"{_PROJECT}/{_TOOL}/", f"{_PROJECT}/{_TRAINER}/")
+    elsewhere = (*_INSTALLED, *own_packages, "<")
     return not str(file).startswith(elsewhere) and "site-packages" not in file.parts
 
 
