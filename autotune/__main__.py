@@ -8,6 +8,6 @@ from pathlib import Path
 if Path(sys.path[0]).resolve() != Path(__file__).parents[1]:
     del sys.path[0]
 
-from autotune.cli import main  # noqa: E402 - after the search path is set
+from autotune.cli import main
 
 main()
