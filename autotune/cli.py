@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from autotune.base.log import show_messages
 from autotune.console.arguments import plain_arguments
 from autotune.console.commands import COMMANDS, CommandEntry
 from autotune.console.help import Command, Group, usage_error
@@ -105,6 +106,7 @@ def run(arguments: list[str]) -> int:
 
 def _run(plain: tuple[str, ...]) -> tuple[int, CommandFailure | None]:
     """Run a command; return its exit code, and its error if it raised one."""
+    show_messages()
     app = application(None if COMPLETION_VARIABLE in os.environ else plain[:1])
     try:
         result = app(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.base.log import LOG
 from autotune.base.units import format_bytes, format_seconds
 from autotune.errors import BadInput, UsageError
 from autotune.evidence.probe import ProbeEvidence
@@ -94,8 +95,12 @@ def run_probe(
     )
     left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
     per_rank = " per rank" if ranks > 1 else ""
-    sys.stderr.write(
-        f"{probe.code.words}: memory budget {format_bytes(budget)}{per_rank}{left}\n"
+    LOG.info(
+        "%s: memory budget %s%s%s",
+        probe.code.words,
+        format_bytes(budget),
+        per_rank,
+        left,
     )
     with bench.display.show(f"probe {probe.code.words}") as update:
         runner = bench.runner(

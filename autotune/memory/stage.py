@@ -4,7 +4,6 @@ A model's settings are completed with the defaults of the site before any trial,
 profile is written before the next model is probed.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune.base.files import check_writable
+from autotune.base.log import LOG
 from autotune.base.units import format_bytes
 from autotune.evidence.profile import Constraints, Evidence, Profile, Provenance
 from autotune.machine.gpu_models import RESERVE_BYTES
@@ -126,7 +126,7 @@ def prepare(session: Session, request: ProbeRequest) -> Probe:
     )
     # Raises an error now if the global batch is too small for the ranks.
     split_global_batch(global_batch_size, 1, probe.local_ranks)
-    sys.stderr.write(f"{_budget_words(session, probe)}\n")
+    LOG.info("%s", _budget_words(session, probe))
     config = probe.config.model_copy(update={"global_batch_size": global_batch_size})
     return replace(
         probe,

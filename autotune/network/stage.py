@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from autotune.base.answer_json import jsonable
 from autotune.base.files import write_atomically
+from autotune.base.log import LOG
 from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.errors import BadInput, MachineLacks
@@ -125,9 +125,11 @@ def open_multirank(
         if warns_if_busy:
             warn_if_busy(site.host, load_average_1min)
         with MultirankMachine(start, site.device, scratch) as ranks_together:
-            sys.stderr.write(
-                f"measuring on {site.words}; starting {nodes * each} ranks on"
-                f" {plural(nodes, 'node')}\n"
+            LOG.info(
+                "measuring on %s; starting %d ranks on %s",
+                site.words,
+                nodes * each,
+                plural(nodes, "node"),
             )
             ranks_together.start()
             yield Session(
@@ -276,7 +278,7 @@ def scale_profile(
             )
             measured[row.nodes] = step
             told = f"{step.step_s:.4g} s per step, predicted {row.step_s:.4g} s"
-            sys.stderr.write(f"{predicted.name}: {plural(row.nodes, 'node')}: {told}\n")
+            LOG.info("%s: %s: %s", predicted.name, plural(row.nodes, "node"), told)
     return with_measured(predicted, measured) if measured else predicted
 
 

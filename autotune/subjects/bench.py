@@ -4,12 +4,12 @@ Each trial is a fresh process, forked from one that has imported your code.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.base.log import LOG
 from autotune.errors import BadInput, InternalError
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
@@ -114,8 +114,8 @@ def open_own(
             )
         check_arguments(code, told["parameters"])
         if told["unsafe"] is not None:
-            sys.stderr.write(
-                f"info: every trial imports {modules} again, because {told['unsafe']}\n"
+            LOG.info(
+                "every trial imports %s again, because %s", modules, told["unsafe"]
             )
             server.restart(_preload(code, timeout_s, directory, resolved=False))
         forked, subject = (

@@ -1,9 +1,9 @@
 """Checks that other programs do not keep the CPU cores or the GPUs busy."""
 
-import sys
 import time
 from collections.abc import Sequence
 
+from autotune.base.log import LOG
 from autotune.errors import MachineLacks
 from autotune.machine.decide import busy_host, is_busy
 from autotune.machine.values import HostFacts
@@ -37,7 +37,7 @@ def warn_if_busy(host: HostFacts, load_average_1min: float | None) -> None:
     if load_average_1min is None or not is_busy(load_average_1min, cpus):
         return
     problem = busy_host(load_average_1min, cpus)
-    sys.stderr.write(f"warning: {problem.claim}\n  next: {problem.next_step}\n")
+    LOG.warning("%s\n  next: %s", problem.claim, problem.next_step)
 
 
 def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:

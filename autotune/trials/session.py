@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
+from autotune.base.log import LOG
 from autotune.errors import MachineLacks
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.gpu_sampler import GpuSampler
@@ -202,7 +202,7 @@ def open_bench(
             _warn_without_gpu(site)
         load_average_1min = load_of_others(site.host)
         warn_if_busy(site.host, load_average_1min)
-        sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
+        LOG.info("measuring on %s; loading %s", site.words, loading)
         server.start()
         _require_support(site, server.versions)
         yield Bench(
@@ -258,8 +258,9 @@ def _require_support(site: MeasuredDevice, versions: Mapping[str, Any]) -> None:
 
 def _warn_without_gpu(site: MeasuredDevice) -> None:
     """Warn that the CPU was chosen because there is no GPU."""
-    sys.stderr.write(
-        f"warning: no GPU found ({site.gpu_absent}): this measures the CPU\n"
+    LOG.warning(
+        "no GPU found (%s): this measures the CPU\n"
         "  next: to measure it on purpose, add --device cpu and a --memory for it;"
-        " for a GPU, run autotune doctor\n"
+        " for a GPU, run autotune doctor",
+        site.gpu_absent,
     )

@@ -6,7 +6,6 @@ same site (``site_hash``).
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from autotune.base.clock import SystemClock
 from autotune.base.files import check_writable
+from autotune.base.log import LOG
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.trials import trial_log
@@ -118,10 +118,12 @@ def _warn_of_other_trials(directory: Path, site_fingerprint: Fingerprint) -> Non
     own = own_records(records, site_fingerprint, seq_length_tokens=None)
     others = len(records) - len(own)
     if others:
-        sys.stderr.write(
-            f"warning: {others} trials in {directory} are of another model,"
-            " dataset, source or device, and are ignored; to separate them, give"
-            " this profile another name or another --reports\n"
+        LOG.warning(
+            "%d trials in %s are of another model, dataset, source or device, and are"
+            " ignored; to separate them, give this profile another name or another"
+            " --reports",
+            others,
+            directory,
         )
 
 

@@ -6,7 +6,6 @@ trial log and its decision in the profile, so that the same command resumes.
 
 import shlex
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import get_args
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.base.defaults import WINDOW_S
+from autotune.base.log import LOG
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
@@ -195,14 +195,10 @@ class Tuning:
         parts: dict[StageName, float] = {stage.name: 0.0 for stage in self.view.planned}
         for stage in self.view.planned:
             parts[stage.name] += self._least_s(stage)
-        sys.stderr.write(
-            least_time_text(
-                "tune",
-                parts,
-                self.view.budget_s,
-                "phases without time are skipped",
-            )
+        text = least_time_text(
+            "tune", parts, self.view.budget_s, "phases without time are skipped"
         )
+        LOG.info("%s", text.rstrip())
 
     def _least_s(self, stage: Stage) -> float:
         """Return the approximate minimum seconds of a phase."""
