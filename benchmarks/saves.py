@@ -37,7 +37,7 @@ from trainer.formats.events import EventRow
 from trainer.formats.tables import read_json
 
 _PROFILE = """\
-schema_version = 2
+schema_version = 3
 [train]
 seq_length_tokens = 512
 layout = "packed"

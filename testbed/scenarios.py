@@ -118,8 +118,8 @@ def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
 
 def tuned(world: World, train: TrainConfig, **changes: object) -> TrainingContext:
     """After tuning with good settings; the profile then says something else."""
-    profile = profile_of(world, train).model_copy(
-        update={"train": worlds.settings_with(train, **changes)}
+    profile = profile_of(world, train).with_train(
+        worlds.settings_with(train, **changes)
     )
     return TrainingContext(
         train=profile.train,

@@ -24,7 +24,7 @@ from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.recorded_trials import read_trials
-from autotune.profiles.store import StoredProfile, read_profile
+from autotune.profiles.store import StoredProfile, read_trainer_profile
 from autotune.speed.measure import known_rates
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
@@ -65,7 +65,7 @@ def context_of(
     """
     host = SystemHost()
     if place.is_file():
-        found = read_profile(place)
+        found = read_trainer_profile(place, "advise")
         return context_of_profile(
             found,
             read_trials(place, found.profile, reports).finished,
@@ -78,7 +78,7 @@ def context_of(
         stored = (
             profile_of_run(run, candidates)
             if profile is None
-            else read_profile(profile)
+            else read_trainer_profile(profile, "advise")
         )
         if (
             profile is not None
@@ -271,7 +271,7 @@ def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None
     for path in candidates:
         with contextlib.suppress(TrainerError, AutotuneError):
             if profile_sha256(read_profile_tables(path)) == run.header.profile_sha256:
-                return read_profile(path)
+                return read_trainer_profile(path, "advise")
     return None
 
 

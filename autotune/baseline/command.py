@@ -42,11 +42,11 @@ def baseline(
     from autotune.baseline.stage import compare_recipes
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
-    from autotune.profiles.store import read_profile
+    from autotune.profiles.store import read_trainer_profile
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.session import open_session
 
-    stored = read_profile(sweep.profile)
+    stored = read_trainer_profile(sweep.profile, "baseline")
     require_local_probe(stored)
     train = stored.profile.train
     request = sweep_request(sweep, stored, job.reports, time_limit_s, window_s=window_s)

@@ -64,7 +64,7 @@ def compare_recipes(
             recipes=recipes,
             non_padding_shares=shares,
             max_rounds=rounds,
-            memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
+            memory_budget_bytes=stored.profile.memory_budget_bytes,
             gradient_accumulation_steps=probe.gradient_accumulation_steps,
             manifest=bench.manifest,
             device_used_before_bytes=bench.used_before_bytes(ranks),

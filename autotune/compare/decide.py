@@ -79,7 +79,9 @@ class Metric:
     """A figure's name and unit, and what must match for it to be comparable."""
 
     name: str
-    unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "tokens", "samples"]
+    unit: Literal[
+        "tokens/s", "units/s", "bytes", "share", "nats", "rows", "tokens", "samples"
+    ]
     words: tuple[Verdict, Verdict] = ("less", "more")
     needs: tuple[Circumstance, ...] = (*_PLACE, "global batch")
 
@@ -104,6 +106,19 @@ LARGEST = Metric(
     unit="rows",
     needs=(*_WORK, "machine", "layout", "memory budget"),
 )
+BATCH_RATE = Metric(name="batches/s", unit="units/s", words=_SPEED, needs=_PLACE)
+
+
+def largest(size: str) -> Metric:
+    """Return the metric of the largest value of an argument of yours that fits."""
+    return Metric(name=f"largest {size}", unit="samples", needs=LARGEST.needs)
+
+
+def unit_rate(unit: str) -> Metric:
+    """Return the metric of throughput in a unit of yours, such as ``samples``."""
+    return Metric(name=f"{unit}/s", unit="units/s", words=_SPEED, needs=_PLACE)
+
+
 LOSS = Metric(name="loss", unit="nats", needs=(*_WORK, "global batch"))
 SAMPLES, TOKENS = (
     Metric(name="samples", unit="samples", needs=()),

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.evidence.profile import Profile
+from autotune.evidence.workers import LoaderEvidence
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import Rate, positive_figures, training_rates
 from autotune.profiles.decide.run_rates import settled_steps
@@ -114,27 +116,51 @@ def _dataset_side(manifest: Manifest, name: str) -> Side:
 
 
 def _profile_side(stored: StoredProfile, name: str) -> Side:
-    profile, train, made_on = (
-        stored.profile,
-        stored.profile.train,
-        stored.profile.fingerprint,
+    profile = stored.profile
+    made_on = profile.fingerprint
+    common: dict[Circumstance, str] = {
+        "machine": made_on.gpu_name or "cpu",
+        "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
+    }
+    if profile.constraints.memory_budget_bytes is not None:
+        common["memory budget"] = str(profile.constraints.memory_budget_bytes)
+    notes = (
+        "the profile was edited by hand: its figures are those of the settings before",
     )
+    side = _trainer_side if profile.has_train else _own_side
+    return replace(
+        side(profile, name, common),
+        facts={
+            **{
+                f"source of the {role}": sha256
+                for role, sha256 in profile.subject.sources.items()
+            },
+            **made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"}),
+            "tool_version": profile.provenance.tool_version,
+        },
+        notes=(
+            *(() if stored.intact else notes),
+            *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ()),
+        ),
+    )
+
+
+def _trainer_side(
+    profile: Profile, name: str, common: Mapping[Circumstance, str]
+) -> Side:
+    """Return a profile of the bundled trainer, without facts and notes."""
+    train, made_on = profile.train, profile.fingerprint
     probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
     circumstances: dict[Circumstance, str] = {
         "model": made_on.model_sha256,
         "dataset": made_on.dataset_hash,
-        "machine": made_on.gpu_name or "cpu",
-        "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
         "global batch": f"{train.global_batch_size} sequences",
         "row length": str(train.seq_length_tokens),
         "layout": train.layout,
-        "memory budget": str(profile.constraints.memory_budget_bytes),
+        **common,
         **({} if ranks is None else {"ranks": str(ranks)}),
     }
-    notes = (
-        "the profile was edited by hand: its figures are those of the settings before",
-    )
     return Side(
         kind="profile",
         name=name,
@@ -143,8 +169,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
             train.model_dump(mode="json")
             | profile.model_dump(mode="json", include={"constraints"})
         ),
-        facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
-        | {"tool_version": profile.provenance.tool_version},
+        facts={},
         measurements=tuple(_profile_figures(profile)),
         headlines=tuple(
             Measurement(
@@ -154,11 +179,114 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
             )
             for rate in training_rates(profile)
         ),
-        notes=(
-            *(() if stored.intact else notes),
-            *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ()),
-        ),
     )
+
+
+def _own_side(profile: Profile, name: str, common: Mapping[Circumstance, str]) -> Side:
+    """Return a profile of your own code, without facts and notes.
+
+    Its source is a fact and no circumstance: two versions of one step are what you want
+    to compare.
+    """
+    subject = profile.subject
+    functions = [subject.function(role) for role in subject.sources]
+    circumstances: dict[Circumstance, str] = {
+        "model": ", ".join(function for function in functions if function is not None),
+        **common,
+    }
+    constraints = profile.constraints.model_dump(mode="json", exclude_none=True)
+    return Side(
+        kind="profile",
+        name=name,
+        circumstances=circumstances,
+        settings={
+            **subject.arguments,
+            **profile.settings,
+            **flatten_table({"constraints": constraints}),
+        },
+        facts={},
+        measurements=(
+            *_own_step_figures(profile),
+            *_own_loader_figures(profile.evidence.loader),
+        ),
+        headlines=tuple(_own_headlines(profile)),
+    )
+
+
+def _own_step_figures(profile: Profile) -> Iterable[Measurement]:
+    """Yield the largest size of a step of yours, and peaks and rates by size."""
+    probe, subject = profile.evidence.probe, profile.subject
+    if probe is None:
+        return
+    yield Measurement(
+        metric=decide.largest(subject.size),
+        of="under the budget",
+        estimate=estimate_single(probe.feasible_max),
+        exact=True,
+    )
+    allocator = ", allocator" * is_pretended(profile.fingerprint.driver)
+    yield Measurement(
+        metric=decide.PEAK_MEMORY,
+        of=f"largest {subject.size}{allocator}",
+        estimate=estimate_single(probe.feasible_peak_bytes),
+    )
+    for row in probe.sizes:
+        if row.peak_bytes is not None and row.fits:
+            yield Measurement(
+                metric=decide.PEAK_MEMORY,
+                of=f"{subject.size_words(row.size)}{allocator}",
+                estimate=estimate_single(row.peak_bytes),
+            )
+    for point in probe.curve:
+        yield Measurement(
+            metric=decide.unit_rate(subject.unit),
+            of=f"{subject.size_words(point.micro_batch_size)}, cached batches",
+            estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
+        )
+
+
+def _own_loader_figures(loader: LoaderEvidence | None) -> Iterable[Measurement]:
+    """Yield the rates of a loader of yours, and the waits for its data."""
+    if loader is None:
+        return
+    if rates := positive_figures(loader.cached_batches_per_s):
+        yield Measurement(
+            metric=decide.BATCH_RATE,
+            of="upper bound, cached batches",
+            estimate=estimate_windows(rates),
+        )
+    for row in loader.rows:
+        of = _many(row.num_workers, "DataLoader worker")
+        if rates := positive_figures(row.batches_per_s):
+            yield Measurement(
+                metric=decide.BATCH_RATE, of=of, estimate=estimate_windows(rates)
+            )
+        yield Measurement(
+            metric=decide.DATA_WAIT,
+            of=of,
+            estimate=estimate_single(row.data_wait_share, scale="linear"),
+        )
+
+
+def _own_headlines(profile: Profile) -> Iterable[Measurement]:
+    """Yield the training speed with the chosen number of workers, if it was measured.
+
+    It is in units per second if the size of a batch is known, else in batches.
+    """
+    loader, subject, size = profile.evidence.loader, profile.subject, profile.size
+    if loader is None:
+        return
+    for row in loader.rows:
+        rates = positive_figures(row.batches_per_s)
+        if row.num_workers != loader.chosen or not rates:
+            continue
+        metric = decide.BATCH_RATE
+        if isinstance(size, int):
+            metric = decide.unit_rate(subject.unit)
+            rates = [size * subject.units_per_size * rate for rate in rates]
+        yield Measurement(
+            metric=metric, of=_READ_FROM["windows"], estimate=estimate_windows(rates)
+        )
 
 
 def _origin_of(rate: Rate) -> str:

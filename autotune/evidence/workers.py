@@ -142,3 +142,24 @@ class WorkersEvidence(CountEvidence):
             "prefetch_factor": self.joint.prefetch_factor,
             "pin_memory": self.joint.pin_memory,
         }
+
+
+class LoaderRow(CountRow):
+    """Results of windows of your own loader with one number of workers."""
+
+    batches_per_s: list[PositiveFloat]
+    processes: NonNegativeInt
+    """Worker processes that were started."""
+
+
+class LoaderEvidence(CountEvidence):
+    """Sufficient number of workers of your own loader, with its evidence."""
+
+    cached_batches_per_s: list[PositiveFloat]
+    rows: list[LoaderRow]
+    worker_bytes: PositiveInt | None = None
+    """Private memory of the largest worker."""
+    batch_bytes: NonNegativeInt
+    epoch_batches: PositiveInt | None = None
+    """Batches of an epoch, if one ended within a window, so that restarting the loader
+    is part of its cost."""

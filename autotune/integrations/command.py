@@ -29,8 +29,9 @@ def probe_own(
 ) -> None:
     """Find the largest size of your step, for each combination of arguments."""
     from autotune.base.answer_json import answer_json
-    from autotune.integrations.sections import own_answer, own_probe_text
     from autotune.integrations.stage import probe_own as run
+    from autotune.memory.sections.own_step import own_probe_text
+    from autotune.profiles.sections import written_answer
     from autotune.subjects.requested import requested_subjects
 
     codes = requested_subjects(own)
@@ -55,7 +56,7 @@ def probe_own(
         run(choice, replace(probe, code=code), out, ends_s=ends_s) for code in codes
     ]
     print(
-        answer_json({"steps": [own_answer(one) for one in found]})
+        answer_json({"steps": [written_answer(one) for one in found]})
         if job.as_json
         else own_probe_text(found)
     )
@@ -71,9 +72,10 @@ def sweep_own(
 ) -> None:
     """Find the fewest workers of your own loader."""
     from autotune.base.answer_json import answer_json
-    from autotune.integrations.sections import own_answer, own_workers_text
     from autotune.integrations.stage import sweep_own as run
+    from autotune.profiles.sections import written_answer
     from autotune.trials.decide.least_time import sweep_time_text
+    from autotune.workers.own_sections import own_workers_text
 
     asked = JobRequest(
         name=f"workers-{sweep.code.name}",
@@ -89,4 +91,6 @@ def sweep_own(
     # The time of a trial of your code is unknown: a short one is assumed.
     sys.stderr.write(sweep_time_text("workers", "cpu", sweep.window_s, sweep.budget_s))
     found = run(choice, sweep, None if out == NOT_GIVEN else out)
-    print(answer_json(own_answer(found)) if job.as_json else own_workers_text(found))
+    print(
+        answer_json(written_answer(found)) if job.as_json else own_workers_text(found)
+    )

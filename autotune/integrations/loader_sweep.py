@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, BadInput, Undecided
+from autotune.evidence.workers import LoaderEvidence, LoaderRow
 from autotune.integrations.values import (
-    LoaderEvidence,
-    LoaderRow,
     LoaderSweep,
     OwnLoaderFigures,
     OwnLoaderRequest,

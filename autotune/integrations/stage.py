@@ -9,20 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune import __version__
 from autotune.base.log import LOG
 from autotune.base.units import format_bytes, format_seconds
 from autotune.errors import BadInput, UsageError
 from autotune.evidence.probe import ProbeEvidence
-from autotune.integrations.loader_sweep import sweep_loader
-from autotune.integrations.store import known_at, read_own, require_known, write_own
-from autotune.integrations.values import (
-    LoaderEvidence,
-    LoaderSweep,
-    OwnConstraints,
-    OwnProfile,
-    StepProbe,
-    Written,
+from autotune.evidence.profile import (
+    Argument,
+    Constraints,
+    Evidence,
+    Profile,
+    Provenance,
+    SubjectTable,
+    update_profile,
 )
+from autotune.evidence.workers import LoaderEvidence
+from autotune.integrations.loader_sweep import sweep_loader
+from autotune.integrations.values import LoaderSweep, StepProbe
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import (
     DeviceChoice,
@@ -34,12 +37,23 @@ from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
 from autotune.memory.measure import probe_subject
 from autotune.memory.size_probe import FIT_STEPS_OF_CODE, SizeProbe
 from autotune.memory.values import ModelTraceRequest
+from autotune.profiles.local_probe import require_local
 from autotune.profiles.profile_paths import profile_paths
+from autotune.profiles.recorded_trials import trial_log_provenance
+from autotune.profiles.store import (
+    WrittenProfile,
+    keep_workers,
+    known_profile,
+    read_profile,
+    with_functions,
+    write_profile,
+)
 from autotune.subjects.bench import OwnBench, open_own
 from autotune.subjects.own.subject import SIZE, OwnCode
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
+from trainer.formats.events import utc_now
 
 
 def probe_own(
@@ -48,7 +62,7 @@ def probe_own(
     out: Path | None,
     *,
     ends_s: float | None = None,
-) -> Written:
+) -> WrittenProfile:
     """Find the largest size of a step of yours, and write a profile."""
 
     def check(site: MeasuredDevice) -> None:
@@ -58,24 +72,69 @@ def probe_own(
 
     with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
         (path,) = profile_paths(out, [probe.code.name], bench.site.name)
-        size, evidence, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
-        old, tuned = known_at(path, bench), {probe.code.along: size}
-        if old is not None and old.tuned.get(probe.code.along) != size:
-            old = None  # its loader was measured with another size
-        constraints = OwnConstraints(
-            memory_budget_bytes=budget, headroom_share=probe.headroom_share
+        size, evidence, runner, budget_bytes = run_probe(
+            bench, probe, path, ends_s=ends_s
         )
-        profile = write_own(
-            path,
+        profile = _new_profile(
             bench,
             runner,
-            old,
-            name="probe",
-            tuned=tuned,
-            step=evidence,
-            constraints=constraints,
+            probe.code,
+            command="probe",
+            settings={probe.code.along: size},
+            constraints=Constraints(
+                memory_budget_bytes=budget_bytes, headroom_share=probe.headroom_share
+            ),
+            evidence=Evidence(probe=evidence),
         )
-        return Written(path=path, profile=profile, trials=tuple(runner.finished))
+        profile = keep_workers(profile, path)
+        write_profile(path, profile)
+        return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
+
+
+def _new_profile(
+    bench: OwnBench,
+    runner: TrialRunner,
+    code: OwnCode,
+    *,
+    command: str,
+    settings: dict[str, Argument],
+    constraints: Constraints,
+    evidence: Evidence,
+) -> Profile:
+    """Return a profile with the result of one command, not written yet."""
+    return Profile(
+        subject=_subject_table(code, bench),
+        settings=settings,
+        constraints=constraints,
+        fingerprint=bench.fingerprint,
+        provenance=Provenance(
+            tool_version=__version__,
+            created_utc=utc_now(),
+            commands=[command],
+            slurm_job_id=bench.site.slurm.job_id,
+            **trial_log_provenance(runner, bench.fingerprint, None),
+        ),
+        evidence=evidence,
+    )
+
+
+def _subject_table(code: OwnCode, bench: OwnBench) -> SubjectTable:
+    """Return your functions, with the source that was measured, for a profile."""
+    sources = {
+        "step": bench.subject.step_sha256,
+        "loader": bench.subject.loader_sha256,
+    }
+    return SubjectTable(
+        kind=code.kind,
+        name=code.name,
+        words=code.words,
+        size=code.size.name,
+        noun=code.size.noun,
+        unit=code.size.unit,
+        units_per_size=code.size.units_per_size,
+        table=code.table(),
+        sources={role: sha256 for role, sha256 in sources.items() if sha256},
+    )
 
 
 def run_probe(
@@ -173,7 +232,7 @@ def sweep_request(
     Raises:
         UsageError: If there is no loader, nothing that consumes its batches, or more
             than one combination of arguments.
-        BadInput: If the profile is not one of your own code.
+        AutotuneError: If the profile cannot be read.
     """
     code, *others = codes
     if others:
@@ -182,14 +241,14 @@ def sweep_request(
             next_step="Run it once for each value of --set.",
         )
     if profile.is_file():
-        subject = read_own(profile).profile.subject
+        subject = read_profile(profile).profile.subject
         arguments = {**subject.arguments, **code.arguments}
         update = {
-            "step_function": code.step_function or subject.step_function,
-            "loader_function": code.loader_function or subject.loader_function,
+            "step_function": code.step_function or subject.function("step"),
+            "loader_function": code.loader_function or subject.function("loader"),
         }
         code = code.model_copy(
-            update=update | {"along": subject.along, "arguments": arguments}
+            update=update | {"along": subject.size, "arguments": arguments}
         )
     if code.loader_function is None:
         raise UsageError(
@@ -207,7 +266,9 @@ def sweep_request(
     return LoaderSweep(code=code, **limits)
 
 
-def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Written:
+def sweep_own(
+    choice: DeviceChoice, sweep: LoaderSweep, out: Path | None
+) -> WrittenProfile:
     """Find the fewest workers of a loader of yours, and write them into a profile.
 
     Raises:
@@ -218,11 +279,8 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
         "cpu" if replayed else choice, sweep.code, sweep.trial_timeout_s
     ) as bench:
         (path,) = profile_paths(out, [sweep.code.name], bench.site.name)
-        old = (
-            known_at(path, bench)
-            if out is None
-            else require_known(path, bench, replayed=replayed)
-        )
+        old = _earlier_profile(path, bench, given=out is not None, replayed=replayed)
+        code = sweep.code
         if old is not None:
             sweep = _at_probed_size(sweep, old)
         if (
@@ -239,21 +297,83 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
                 f" add --set {SIZE}=N"
             )
             raise BadInput(what, next_step=next_step)
-        found, runner = sweep_on(bench, sweep, path)
-        tuned = {"num_workers": found.chosen}
-        profile = write_own(
-            path, bench, runner, old, name="workers", tuned=tuned, loader=found
+        evidence, runner = sweep_on(bench, sweep, path)
+        profile = _with_sweep(old, bench, runner, code, evidence)
+        write_profile(path, profile)
+        return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
+
+
+def _earlier_profile(
+    path: Path, bench: OwnBench, *, given: bool, replayed: bool
+) -> Profile | None:
+    """Return the profile that a sweep adds to; None to write a new one.
+
+    Args:
+        path: Path of the profile.
+        bench: This machine, with your code.
+        given: True if you named the profile, which then must match.
+        replayed: True if a step is replayed, so that its GPU need not be here.
+
+    Raises:
+        ProfileRejected: If a given profile is of other code, or of another machine.
+    """
+    if not given:
+        return known_profile(path, bench.fingerprint)
+    if not path.exists():
+        return None
+    stored = read_profile(path)
+    require_local(stored, bench.fingerprint, replayed=replayed)
+    return stored.profile
+
+
+def _with_sweep(
+    old: Profile | None,
+    bench: OwnBench,
+    runner: TrialRunner,
+    code: OwnCode,
+    evidence: LoaderEvidence,
+) -> Profile:
+    """Return the profile with the result of a sweep, and with its loader."""
+    settings: dict[str, Argument] = {"num_workers": evidence.chosen}
+    if old is None:
+        return _new_profile(
+            bench,
+            runner,
+            code,
+            command="workers",
+            settings=settings,
+            constraints=Constraints(),
+            evidence=Evidence(loader=evidence),
         )
-        return Written(path=path, profile=profile, trials=tuple(runner.finished))
+    swept = update_profile(
+        old,
+        command="workers",
+        evidence={"loader": evidence},
+        settings=settings,
+        provenance={
+            "created_utc": utc_now(),
+            **trial_log_provenance(runner, old.fingerprint, None),
+        },
+    )
+    loader = _subject_table(code, bench)
+    # The fixed arguments stay those of the probe.
+    loader = loader.model_copy(
+        update={
+            "table": {"loader_function": code.loader_function},
+            "sources": {"loader": loader.sources["loader"]},
+        }
+    )
+    return swept.model_copy(update={"subject": with_functions(old.subject, loader)})
 
 
-def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
+def _at_probed_size(sweep: LoaderSweep, profile: Profile) -> LoaderSweep:
     """Return the sweep with the size that a profile found.
 
     A training function is replayed, as it has its own data.
     """
-    code, step = sweep.code, profile.evidence.step
-    if (size := profile.tuned.get(code.along)) is None or code.along in code.arguments:
+    code, step = sweep.code, profile.evidence.probe
+    size = profile.settings.get(code.along)
+    if not isinstance(size, int) or code.along in code.arguments:
         return sweep
     arguments = {**code.arguments, code.along: size}
     sweep = replace(sweep, code=code.model_copy(update={"arguments": arguments}))

@@ -1,24 +1,17 @@
 """Your own training code as a subject.
 
-It has requests, figures and evidence of trials, and the profile that keeps them.
+It has requests and figures of trials.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import ClassVar, Literal
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.evidence.probe import ProbeEvidence
-from autotune.evidence.profile import Fingerprint, Provenance
-from autotune.evidence.workers import CountEvidence, CountRow
-from autotune.subjects.own.subject import OwnCode, Subject
+from autotune.subjects.own.subject import OwnCode
 from autotune.subjects.subject import Argument
 from autotune.trials.job_figures import LoadedWindow
-from autotune.trials.values import FinishedTrial, JobName, TrialRequest
-from trainer.config.train_config import PROFILE_SCHEMA_VERSION
-from trainer.formats.tables import StrictTable
+from autotune.trials.values import JobName, TrialRequest
 
 MAX_SIZE = 2**20
 """Largest size to try by default: a small model takes very large micro-batches."""
@@ -57,65 +50,6 @@ class OwnLoaderFigures(LoadedWindow):
     """Worker processes that the loader has started."""
     batch_bytes: int
     """Bytes of the tensors of a batch."""
-
-
-class LoaderRow(CountRow):
-    """Results of windows of your own loader with one number of workers."""
-
-    batches_per_s: list[PositiveFloat]
-    processes: NonNegativeInt
-    """Worker processes that were started."""
-
-
-class LoaderEvidence(CountEvidence):
-    """Sufficient number of workers of your own loader, with its evidence."""
-
-    cached_batches_per_s: list[PositiveFloat]
-    rows: list[LoaderRow]
-    worker_bytes: PositiveInt | None = None
-    """Private memory of the largest worker."""
-    batch_bytes: NonNegativeInt
-    epoch_batches: PositiveInt | None = None
-    """Batches of an epoch, if one ended within a window, so that restarting the loader
-    is part of its cost."""
-
-
-class OwnConstraints(StrictTable):
-    """Limits that the user set; None without a probe."""
-
-    memory_budget_bytes: PositiveInt | None = None
-    headroom_share: Annotated[float, Field(ge=0, lt=1)] = HEADROOM_SHARE
-
-
-class OwnEvidence(StrictTable):
-    """Measurements behind the profile; None if a command measured nothing."""
-
-    step: ProbeEvidence | None = None
-    loader: LoaderEvidence | None = None
-
-
-class OwnProfile(StrictTable):
-    """The profile of your own training code."""
-
-    schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
-    subject: Subject
-    tuned: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    """Values to use, by argument."""
-    constraints: OwnConstraints
-    fingerprint: Fingerprint
-    """Its ``model_sha256`` is that of the functions, arguments and source; it has no
-    dataset."""
-    provenance: Provenance
-    evidence: OwnEvidence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A written profile of your own code, its path, and the command's trials."""
-
-    path: Path
-    profile: OwnProfile
-    trials: tuple[FinishedTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class TrainOptions:
         from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.machine.host import SystemHost
         from autotune.profiles.approval import reject_other_settings, require_approved
-        from autotune.profiles.store import read_profile
+        from autotune.profiles.store import read_trainer_profile
         from trainer.code_hash import code_sha256
         from trainer.config.resolve import resolve
         from trainer.formats.manifest import read_manifest
@@ -64,7 +64,7 @@ class TrainOptions:
             require_approved(self.profile, self.reports) if must_be_approved else None
         )
         approved_sha256 = None if approved is None else approved.file_sha256
-        stored = (approved or read_profile(self.profile)).profile
+        stored = (approved or read_trainer_profile(self.profile, "train")).profile
         assignments = self.assignments or []
         resolved = resolve(
             self.profile,

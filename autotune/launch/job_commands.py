@@ -47,12 +47,12 @@ def preflight(
     from autotune.machine.host import SystemHost
     from autotune.machine.measured_device import look_at_node
     from autotune.profiles import approval
-    from autotune.profiles.store import read_profile
+    from autotune.profiles.store import read_trainer_profile
     from trainer.formats.nvml import NvmlMonitor
 
     if require_approved:
         approval.require_approved(profile, reports, expect_sha256=profile_sha256)
-    stored = read_profile(profile).profile
+    stored = read_trainer_profile(profile, "train").profile
     with contextlib.closing(NvmlMonitor()) as monitor:
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
     problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)

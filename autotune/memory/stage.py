@@ -13,7 +13,13 @@ from autotune import __version__
 from autotune.base.files import check_writable
 from autotune.base.log import LOG
 from autotune.base.units import format_bytes
-from autotune.evidence.profile import Constraints, Evidence, Profile, Provenance
+from autotune.evidence.profile import (
+    Constraints,
+    Evidence,
+    Profile,
+    Provenance,
+    trainer_subject,
+)
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import MeasuredDevice, local_ranks, memory_budget
 from autotune.memory.decide.overheads import (
@@ -259,8 +265,10 @@ def profile_of_probe(
         dataset_hash=session.manifest.dataset_hash,
     )
     trial_log = trial_log_provenance(runner, fingerprint, train.seq_length_tokens)
+    train = train.model_copy(update={"data": data})
     profile = Profile(
-        train=train.model_copy(update={"data": data}),
+        subject=trainer_subject(train),
+        train=train,
         constraints=Constraints(
             memory_budget_bytes=probe.memory_budget_bytes,
             headroom_share=probe.request.headroom_share,

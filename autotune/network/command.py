@@ -74,7 +74,7 @@ def network(
     from autotune.network.stage import nodes_here, scale_profile, tune_network
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
-    from autotune.profiles.store import read_profile
+    from autotune.profiles.store import read_trainer_profile
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
 
@@ -88,7 +88,7 @@ def network(
                 f"{name} requires --predict",
                 next_step=f"Add --predict, or remove {name}",
             )
-    stored = read_profile(sweep.profile)
+    stored = read_trainer_profile(sweep.profile, "network")
     profile, model = stored.profile, stored.profile.train.model.name
     if predict:
         if not counts and job.slurm is not None:

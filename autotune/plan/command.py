@@ -145,7 +145,7 @@ def _source(
     precision: Literal["bf16", "fp32"] | None,
 ) -> "StoredProfile | TrainConfig":
     from autotune.memory.prediction import settings_of_step
-    from autotune.profiles.store import read_profile
+    from autotune.profiles.store import read_trainer_profile
     from trainer.config.presets import model_settings
 
     if (model is None) == (profile is None):
@@ -168,7 +168,7 @@ def _source(
             raise UsageError(
                 what, next_step="Remove them, or give --model instead of the profile."
             )
-        return read_profile(profile)
+        return read_trainer_profile(profile, "plan")
     settings, length = model_settings(model or ""), seq_length or SEQ_LENGTH_TOKENS
     return settings_of_step(
         settings, "cuda", layout=None, precision=precision, seq_length_tokens=length

@@ -266,7 +266,7 @@ def _subject(asked: PlanRequest) -> _Subject:
         nodes=asked.nodes,
         ranks_per_node=asked.ranks_per_node or default_ranks(profile),
         cpus_per_rank=there.allotted_cpus / default_ranks(profile) if on_cpu else None,
-        memory_bytes=profile.constraints.memory_budget_bytes,
+        memory_bytes=profile.memory_budget_bytes,
     )
     return _Subject(
         train=train, stored=source, measured=profile, gpu_model=own_gpu, fleet=fleet

@@ -6,10 +6,8 @@ An approval holds for the content that it names: any later edit voids it.
 import json
 import os
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
@@ -22,14 +20,10 @@ from autotune.profiles.approval_record import (
     short_hash,
 )
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.store import StoredProfile, read_profile
+from autotune.profiles.store import StoredProfile, read_profile, read_tables
 from autotune.profiles.toml_file import present_sha256
 from autotune.trials.trial_log import report_directory
-from trainer.config.resolve import (
-    PROFILE_HASH_KEY,
-    profile_sha256,
-    read_profile_tables,
-)
+from trainer.config.resolve import PROFILE_HASH_KEY, profile_sha256
 from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig, UnreadableFile
 from trainer.formats.events import utc_now
@@ -41,31 +35,19 @@ _MOST_REVIEW_BYTES = 2**20
 have."""
 
 
-# Without slots: a class can inherit slots of one base only, and ``ProfileWithApproval``
-# inherits those of ``StoredProfile``.
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """Hashes and approval of a profile's present content.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileWithApproval(StoredProfile):
+    """A profile with the hashes and the approval of its present content.
 
-    The profile may be one of your own training code.
+    The approval may be missing, voided, or a rejection.
     """
 
-    intact: bool
-    """True if the content still has the hash that it was written with."""
     recorded_sha256: str | None
     """Hash that the file records; None if it records no valid one."""
     file_sha256: str
     """Hash of the whole file, the recorded hash included, by which runs identify the
     profile."""
     approval: Approval
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileWithApproval(StoredProfile, Content):
-    """A profile with the hashes and the approval of its present content.
-
-    The approval may be missing, voided, or a rejection.
-    """
 
 
 def read_with_approval(profile: Path, reports: Path) -> ProfileWithApproval:
@@ -80,31 +62,8 @@ def read_with_approval(profile: Path, reports: Path) -> ProfileWithApproval:
         BadConfig: If a file cannot be read.
     """
     # Read once: between two reads, another process may write another profile.
-    tables = read_profile_tables(profile)
+    tables = read_tables(profile)
     stored = read_profile(profile, tables)
-    content = read_content(profile, tables, reports)
-    return ProfileWithApproval(
-        path=profile,
-        profile=stored.profile,
-        intact=content.intact,
-        recorded_sha256=content.recorded_sha256,
-        file_sha256=content.file_sha256,
-        approval=content.approval,
-    )
-
-
-def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
-    """Return the hashes of a profile's content, and read its approval.
-
-    Args:
-        profile: Path of the profile.
-        tables: Content of its file.
-        reports: Directory of all reports.
-
-    Raises:
-        BadInput: If a value has no canonical form, or the review is corrupt.
-        UnreadableFile: If the review cannot be read.
-    """
     recorded = tables.get(PROFILE_HASH_KEY)
     recorded_sha256 = None
     # A foreign profile may hold any value in place of the hash.
@@ -112,8 +71,10 @@ def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Conten
         recorded_sha256 = recorded
     present = present_sha256(tables, where=str(profile))
     review = _read_review(review_path(profile, reports))
-    return Content(
-        intact=recorded == present,
+    return ProfileWithApproval(
+        path=profile,
+        profile=stored.profile,
+        intact=stored.intact,
         recorded_sha256=recorded_sha256,
         file_sha256=profile_sha256(tables),
         approval=approval_of(review, present),
@@ -155,7 +116,6 @@ def review(
     by: str,
     note: str | None,
     as_edited: bool = False,
-    read: Callable[[Path, Path], Content] = read_with_approval,
 ) -> None:
     """Store a review of a profile's present content, in place of its last review.
 
@@ -166,8 +126,6 @@ def review(
         by: Name of the reviewer.
         note: Comment of the reviewer.
         as_edited: True to approve a profile that was edited since it was written.
-        read: Function that reads the profile at a path, with its review in a directory
-            of reports; another one reads profiles of your own training code as well.
 
     Raises:
         ProfileRejected: If an edited profile is approved without ``as_edited``.
@@ -175,12 +133,12 @@ def review(
         TrainerError: If the profile cannot be read.
         AutotuneError: If the profile is invalid, or its review is corrupt.
     """
-    content = read(profile, reports)
-    is_approved_edit = decision == "approved" and not content.intact
+    stored = read_with_approval(profile, reports)
+    is_approved_edit = decision == "approved" and not stored.intact
     if is_approved_edit and not as_edited:
-        raise _edited_error(profile, content)
+        raise _edited_error(stored)
     fields = {
-        "profile_sha256": content.approval.present_sha256,
+        "profile_sha256": stored.approval.present_sha256,
         "decision": decision,
         "by": by.strip(),
         "note": note,
@@ -194,17 +152,17 @@ def review(
     write_atomically(review_path(profile, reports), f"{text}\n")
 
 
-def _edited_error(profile: Path, content: Content) -> ProfileRejected:
+def _edited_error(stored: ProfileWithApproval) -> ProfileRejected:
     """Return the error about approving a profile that was edited."""
     recorded = "none"
-    if content.recorded_sha256 is not None:
-        recorded = f"{short_hash(content.recorded_sha256)}…"
-    present = f"{short_hash(content.approval.present_sha256)}…"
+    if stored.recorded_sha256 is not None:
+        recorded = f"{short_hash(stored.recorded_sha256)}…"
+    present = f"{short_hash(stored.approval.present_sha256)}…"
     return ProfileRejected(
-        f"{profile} was modified after measurement (recorded hash {recorded},"
+        f"{stored.path} was modified after measurement (recorded hash {recorded},"
         f" present hash {present}): its figures may not hold for its settings",
         next_step=(
-            f"Check the settings: autotune profile show {shlex.quote(str(profile))}"
+            f"Check the settings: autotune profile show {shlex.quote(str(stored.path))}"
             " --explain. Then add --as-edited to approve them, or measure them:"
             " autotune tune."
         ),
@@ -227,31 +185,30 @@ def require_approved(
         BadConfig: If a file cannot be read.
     """
     stored = read_with_approval(profile, reports)
-    reject_unapproved(stored, profile, reports, expect_sha256=expect_sha256)
+    reject_unapproved(stored, reports, expect_sha256=expect_sha256)
     return stored
 
 
 def reject_unapproved(
-    content: Content, profile: Path, reports: Path, *, expect_sha256: str | None = None
+    stored: ProfileWithApproval, reports: Path, *, expect_sha256: str | None = None
 ) -> None:
     """Raise an error unless a profile's present content is approved.
 
     Args:
-        content: Content of the profile.
-        profile: Path of the profile.
+        stored: The profile.
         reports: Directory of all reports.
         expect_sha256: Hash that the file must have; None accepts any.
 
     Raises:
         ProfileRejected: If it is not approved, or has another hash than expected.
     """
-    if content.approval.state != "approved":
-        raise _unapproved_error(content.approval, profile, reports)
-    if expect_sha256 is not None and expect_sha256 != content.file_sha256:
-        job = command("train", profile, slurm=True)
+    if stored.approval.state != "approved":
+        raise _unapproved_error(stored.approval, stored.path, reports)
+    if expect_sha256 is not None and expect_sha256 != stored.file_sha256:
+        job = command("train", stored.path, slurm=True)
         raise ProfileRejected(
-            f"{profile} does not match this job: its hash is"
-            f" {short_hash(content.file_sha256)}…, the job was written for"
+            f"{stored.path} does not match this job: its hash is"
+            f" {short_hash(stored.file_sha256)}…, the job was written for"
             f" {short_hash(expect_sha256)}…",
             next_step=f"Write the job again: {job}; or undo the change.",
         )

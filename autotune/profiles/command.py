@@ -18,7 +18,9 @@ from autotune.errors import UsageError
 from autotune.subjects.mlm.export.targets import TargetName
 
 if TYPE_CHECKING:
-    from autotune.integrations.store import StoredOwn
+    from collections.abc import Mapping
+
+    from autotune.evidence.profile import Argument
     from autotune.profiles.approval import ProfileWithApproval
     from autotune.profiles.checks import Verification
     from autotune.subjects.mlm.export.table import Export
@@ -53,11 +55,10 @@ def show(
     the measurements behind it.
     """
     from autotune.base.answer_json import answer_json, jsonable
-    from autotune.integrations.sections import own_profile_text
-    from autotune.integrations.store import StoredOwn, read_either
+    from autotune.profiles.approval import read_with_approval
     from autotune.profiles.sections import profile_text
 
-    stored = read_either(profile, reports)
+    stored = read_with_approval(profile, reports)
     if key is not None or explain:
         _show_explanations(stored, key, as_json=as_json)
     elif as_json:
@@ -67,32 +68,23 @@ def show(
             "approval": stored.approval.state,
         }
         print(answer_json(answer))
-    elif isinstance(stored, StoredOwn):
-        print(own_profile_text(stored.profile, stored.approval, intact=stored.intact))
     else:
         print(profile_text(stored.profile, stored.approval, intact=stored.intact))
 
 
 def _show_explanations(
-    stored: "ProfileWithApproval | StoredOwn", key: str | None, *, as_json: bool
+    stored: "ProfileWithApproval", key: str | None, *, as_json: bool
 ) -> None:
     """Show the origin of all settings, or of those that ``key`` selects.
 
     Raises:
-        UsageError: If the profile is of your own training code.
         BadInput: If ``key`` is unknown.
     """
     from autotune.base.answer_json import answer_json
-    from autotune.integrations.store import StoredOwn
     from autotune.profiles.decide.explain import explanations, select_explanations
     from autotune.profiles.explanation_text import explanation_text, explanations_text
     from autotune.profiles.exploration_text import exploration_text
 
-    if isinstance(stored, StoredOwn):
-        raise UsageError(
-            "KEY and --explain are not for profiles of your own training code",
-            next_step=f"Show it: autotune profile show {stored.path}",
-        )
     settings = explanations(stored.profile)
     if key is not None:
         settings = select_explanations(settings, key)
@@ -122,12 +114,11 @@ def verify(
     measures nothing.
     """
     from autotune.base.answer_json import answer_json
-    from autotune.integrations.store import read_either
-    from autotune.profiles.approval import reject_unapproved
+    from autotune.profiles.approval import read_with_approval, reject_unapproved
     from autotune.profiles.recorded_trials import read_trials
     from autotune.profiles.review_text import verification_text
 
-    stored = read_either(profile, reports)
+    stored = read_with_approval(profile, reports)
     trial_log = read_trials(profile, stored.profile, reports).check
     result = _verify_here(stored, data)
     if as_json:
@@ -144,21 +135,17 @@ def verify(
             verification_text(result, trial_log, stored.approval, intact=stored.intact)
         )
     if require_approved or stored.approval.state in ("rejected", "voided"):
-        reject_unapproved(stored, profile, reports)
+        reject_unapproved(stored, reports)
     result.raise_if_bad(str(profile))
 
 
-def _verify_here(
-    stored: "ProfileWithApproval | StoredOwn", data: Path | None
-) -> "Verification":
-    """Compare a profile, of your own training code or not, with this machine.
+def _verify_here(stored: "ProfileWithApproval", data: Path | None) -> "Verification":
+    """Compare a profile with this machine.
 
     Args:
         stored: Profile to compare.
         data: Directory of the dataset; ignored for a profile of your own code.
     """
-    from autotune.integrations.review import verify_own
-    from autotune.integrations.store import StoredOwn
     from autotune.machine.host import SystemHost
     from autotune.profiles.verification import verify_profile
     from autotune.trials.fork_server import ForkServerMachine
@@ -173,8 +160,6 @@ def _verify_here(
             return server.versions.get("cuda")
 
     with contextlib.closing(NvmlMonitor()) as monitor:
-        if isinstance(stored, StoredOwn):
-            return verify_own(stored, SystemHost(), monitor, read_cuda)
         return verify_profile(stored, data, SystemHost(), monitor, read_cuda)
 
 
@@ -205,8 +190,7 @@ def approve(
     require --by.
     """
     from autotune.base.answer_json import answer_json
-    from autotune.integrations.store import read_either
-    from autotune.profiles.approval import review
+    from autotune.profiles.approval import read_with_approval, review
     from autotune.profiles.review_text import review_text
 
     if by is None and (reject or note is not None or as_edited):
@@ -221,9 +205,8 @@ def approve(
             by=by,
             note=note,
             as_edited=as_edited,
-            read=read_either,
         )
-    stored = read_either(profile, reports)
+    stored = read_with_approval(profile, reports)
     if as_json:
         answer = {
             "profile": str(profile),
@@ -264,16 +247,15 @@ def export(
     Standard error lists the settings that differ or have no equivalent, and code to add
     to your program.
     """
-    from autotune.integrations.store import is_own
     from autotune.launch.training_job import default_ranks
     from autotune.memory.contents import sequence_means
     from autotune.profiles.store import read_profile
     from autotune.subjects.mlm.export.translate import export_profile
 
-    if is_own(profile):
-        _export_own(profile, to, out, as_json=as_json)
-        return
     stored = read_profile(profile)
+    if not stored.profile.has_train:
+        _export_own(stored.profile.settings, to, out, as_json=as_json)
+        return
     result = export_profile(
         stored.profile,
         sequence_means(stored, data),
@@ -310,12 +292,16 @@ def _write_export(result: "Export", out: Path | None, *, as_json: bool) -> None:
 
 
 def _export_own(
-    profile: Path, target: TargetName, out: Path | None, *, as_json: bool
+    settings: "Mapping[str, Argument]",
+    target: TargetName,
+    out: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Export a profile of your own training code.
+    """Export the settings of your own training code.
 
     Args:
-        profile: Path of the profile.
+        settings: Tuned values by argument.
         target: Trainer to export to.
         out: File of settings to write, if the target takes any in a file; None prints
             them.
@@ -323,10 +309,9 @@ def _export_own(
     """
     from autotune.base.answer_json import answer_json
     from autotune.base.files import write_atomically
-    from autotune.integrations.store import read_own
     from autotune.subjects.mlm.export.translate import export_own_values
 
-    arguments, calls = export_own_values(target, read_own(profile).profile.tuned)
+    arguments, calls = export_own_values(target, settings)
     if calls:
         sys.stderr.write("Add to your program:\n")
         for call in calls:

@@ -33,9 +33,6 @@ def require_local_probe(
             largest that the probe verified, or its machine, model or dataset does not
             match.
     """
-    errors: dict[str, str] = {}
-    if here is not None:
-        errors = _report_differences(stored, here, replayed=replayed)
     path = stored.path
     probe = stored.profile.evidence.probe
     command = probe_command(stored.profile, path)
@@ -43,14 +40,9 @@ def require_local_probe(
         raise ProfileRejected(
             f"{path} has no probe result, which this command requires",
             next_step=f"Probe first: {command}",
-            docs=mismatch_docs(errors),
         )
-    if errors:
-        raise ProfileRejected(
-            f"{path} does not match: {'; '.join(errors.values())}",
-            next_step=f"Probe here first: {command}",
-            docs=mismatch_docs(errors),
-        )
+    if here is not None:
+        require_local(stored, here, replayed=replayed)
     micro_batch_size = stored.profile.train.micro_batch_size
     if micro_batch_size > probe.feasible_max:
         raise ProfileRejected(
@@ -59,6 +51,36 @@ def require_local_probe(
             next_step=f"Lower it in {path}, or probe again: {command}",
         )
     return probe
+
+
+def require_local(
+    stored: StoredProfile, here: Fingerprint, *, replayed: bool = False
+) -> None:
+    """Check that a profile is of this machine, with the same subject and dataset.
+
+    Differences that leave it valid are written to standard error.
+
+    Args:
+        stored: Profile to check.
+        here: Fingerprint of this machine.
+        replayed: As for ``require_local_probe``.
+
+    Raises:
+        ProfileRejected: If the machine, model, source or dataset does not match.
+    """
+    errors = _report_differences(stored, here, replayed=replayed)
+    if not errors:
+        return
+    differences = "; ".join(errors.values())
+    if stored.profile.subject.sources and "model_sha256" in errors:
+        differences = (
+            "your code, its arguments or its source have changed since it was written"
+        )
+    raise ProfileRejected(
+        f"{stored.path} does not match: {differences}",
+        next_step=f"Probe here first: {probe_command(stored.profile, stored.path)}",
+        docs=mismatch_docs(errors),
+    )
 
 
 def _report_differences(

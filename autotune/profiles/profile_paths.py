@@ -56,8 +56,7 @@ def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
     if data_path is None or old.parent.resolve() == new.parent.resolve():
         return profile
     new_data_path = relative_data_path(old.parent / data_path, new)
-    train = with_data(profile.train, {"path": new_data_path})
-    return profile.model_copy(update={"train": train})
+    return profile.with_train(with_data(profile.train, {"path": new_data_path}))
 
 
 def relative_data_path(data_dir: Path, profile_path: Path) -> str:

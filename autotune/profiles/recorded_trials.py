@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from autotune.evidence.baseline import BaselineEvidence
 from autotune.evidence.confirm import ConfirmEvidence
@@ -19,9 +19,6 @@ from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import TrainConfig
 from trainer.formats.events import utc_now
 
-if TYPE_CHECKING:
-    from autotune.integrations.values import OwnProfile
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileTrials:
@@ -35,9 +32,7 @@ class ProfileTrials:
     """Comparison of the profile with these trials."""
 
 
-def read_trials(
-    profile_path: Path, profile: "Profile | OwnProfile", reports: Path
-) -> ProfileTrials:
+def read_trials(profile_path: Path, profile: Profile, reports: Path) -> ProfileTrials:
     """Read a profile's trials, and compare the profile with them.
 
     Args:
@@ -103,12 +98,12 @@ def add_evidence(
         train: Settings to train with; None keeps the profile's.
     """
     provenance = trial_log_provenance(
-        runner, profile.fingerprint, profile.train.seq_length_tokens
+        runner, profile.fingerprint, profile.seq_length_tokens
     )
     return update_profile(
         profile,
-        train or profile.train,
         command=command,
         evidence={command: evidence},
+        train=train,
         provenance={"created_utc": utc_now(), **provenance},
     )

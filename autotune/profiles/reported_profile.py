@@ -44,8 +44,8 @@ class ReportedProfile:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
-        return self.profile.train.model.name
+        """Name of the model, or your functions with their arguments."""
+        return self.profile.subject.words
 
     @property
     def quoted(self) -> str:

@@ -1,11 +1,14 @@
 """Text on a profile: its settings with their reasons, its machine and approval."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from autotune.base.document import Pairs, Table
+from autotune.base.answer_json import jsonable
+from autotune.base.document import Pairs, Table, Words
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count
+from autotune.base.wording import format_setting
 from autotune.evidence.profile import Profile
 from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import (
@@ -13,7 +16,9 @@ from autotune.profiles.decide.batch_split import (
     SPLIT_FACTORS,
     split_global_batch,
 )
+from autotune.profiles.decide.explain import explanations
 from autotune.profiles.review_text import approval_line, content_state
+from autotune.profiles.store import WrittenProfile
 from trainer.config.train_config import ParallelSettings
 
 
@@ -36,6 +41,7 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
         f"{device_name}, torch {machine.torch}, {profile.provenance.created_utc}"
     )
     pairs = (
+        *_function_pairs(profile),
         ("measured on", (measured_on,)),
         ("content", (content_state(intact=intact),)),
         ("approval", (approval_line(approval),)),
@@ -43,8 +49,55 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     return console_text((table, Pairs(pairs=pairs)))
 
 
+def written_answer(written: WrittenProfile) -> dict[str, Any]:
+    """Return the JSON of a command: the profile, its path, and every trial."""
+    trials = [
+        {
+            "label": finished.label,
+            "seconds": round(finished.seconds, 3),
+            "from_trial_log": finished.from_trial_log,
+            "outcome": finished.outcome,
+        }
+        for finished in written.trials
+    ]
+    answer: dict[str, Any] = jsonable(
+        {"profile": written.path, **jsonable(written.profile), "trials": trials}
+    )
+    return answer
+
+
+def _function_pairs(profile: Profile) -> Iterator[tuple[str, Words]]:
+    """Yield the names of your functions; nothing for the bundled trainer."""
+    names = [profile.subject.function(role) for role in profile.subject.sources]
+    functions = ", ".join(name for name in names if name is not None)
+    if functions:
+        yield "your code", (functions,)
+
+
 def _setting_rows(profile: Profile) -> Iterator[Row]:
     """Yield each setting that tuning decides, with its value and reason."""
+    if profile.has_train:
+        yield from _trainer_rows(profile)
+    else:
+        for setting in explanations(profile):
+            yield [setting.key, format_setting(setting.value), setting.because]
+        yield from _missing_rows(profile)
+    budget_bytes = profile.constraints.memory_budget_bytes
+    if budget_bytes is not None:
+        yield ["memory budget", format_bytes(budget_bytes), "per rank"]
+
+
+def _missing_rows(profile: Profile) -> Iterator[Row]:
+    """Yield the settings of your code that no command has measured."""
+    if profile.evidence.probe is None:
+        reason = "not measured: autotune probe --step"
+        yield [profile.subject.size, None, reason]
+    if profile.evidence.loader is None:
+        yield ["num_workers", None, "not measured: autotune workers --loader"]
+
+
+def _trainer_rows(profile: Profile) -> Iterator[Row]:
+    """Yield each setting of the bundled trainer that tuning decides."""
     train = profile.train
     inputs = (
         f"{train.precision}, {train.layout} sequences of"
@@ -60,8 +113,10 @@ def _setting_rows(profile: Profile) -> Iterator[Row]:
         str(train.micro_batch_size),
         "not measured: autotune probe" if probe is None else probe.choice,
     ]
-    tokens = global_batch_words(profile.constraints.global_batch_tokens)
-    global_batch_reason = f"about {tokens} per step"
+    tokens = profile.constraints.global_batch_tokens
+    global_batch_reason = "set by you"
+    if tokens is not None:
+        global_batch_reason = f"about {global_batch_words(tokens)} per step"
     # A global batch with fewer sequences than ranks cannot be split.
     if train.global_batch_size >= profile.local_ranks:
         global_batch_reason = f"{_split_words(profile)}, {global_batch_reason}"
@@ -73,8 +128,6 @@ def _setting_rows(profile: Profile) -> Iterator[Row]:
         "not measured: autotune workers" if workers is None else workers.choice,
     ]
     yield from _gradient_sync_rows(profile)
-    budget = format_bytes(profile.constraints.memory_budget_bytes)
-    yield ["memory budget", budget, "per rank"]
 
 
 def _split_words(profile: Profile) -> str:

@@ -7,9 +7,16 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import AutotuneError
-from autotune.evidence.profile import Profile, update_profile
+from autotune.evidence.profile import (
+    Fingerprint,
+    Profile,
+    SubjectTable,
+    lacks_train,
+    update_profile,
+)
 from autotune.profiles.toml_file import profile_from_tables, profile_to_toml
 from autotune.trials.decide.profile_rates import check_profile
+from autotune.trials.values import FinishedTrial
 from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.formats.errors import TrainerError
@@ -33,17 +40,32 @@ class StoredProfile:
 
         Raises:
             BadConfig: If none of the three names a dataset.
+            NotCheckable: If the profile is not of the bundled trainer.
         """
         directory, _ = find_data(self.path, self.profile.train, override)
         return directory
 
     def existing_data_dir(self, override: Path | None = None) -> Path | None:
-        """Return ``data_dir``; None if no dataset is named, or there is none."""
+        """Return ``data_dir``; None if no dataset is named, or there is none.
+
+        It is None as well if the subject has its own data.
+        """
+        if not self.profile.has_train:
+            return None
         try:
             directory = self.data_dir(override)
         except TrainerError:
             return None
         return directory if (directory / MANIFEST_NAME).is_file() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenProfile:
+    """A profile that a command wrote, its path, and the command's trials."""
+
+    path: Path
+    profile: Profile
+    trials: tuple[FinishedTrial, ...] = ()
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
@@ -60,10 +82,54 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
         MachineLacks: If the profile has a rate of a pretended GPU.
     """
     if tables is None:
-        tables = read_profile_tables(path)
+        tables = read_tables(path)
     profile, intact = profile_from_tables(tables, where=str(path))
     check_profile(profile)
     return StoredProfile(path=path, profile=profile, intact=intact)
+
+
+def read_trainer_profile(
+    path: Path, command: str, *, next_step: str | None = None
+) -> StoredProfile:
+    """Read and validate a profile of the bundled trainer.
+
+    It raises the errors of ``read_profile``, too.
+
+    Args:
+        path: Path of the profile.
+        command: Command that requires settings of the trainer, for the message.
+        next_step: Next step to name in place of the usual one.
+
+    Raises:
+        NotCheckable: If the profile is of another subject.
+    """
+    stored = read_profile(path)
+    if not stored.profile.has_train:
+        raise lacks_train(
+            stored.profile.subject,
+            f"autotune {command}",
+            next_step or f"Use its values in your code: autotune profile show {path}",
+        )
+    return stored
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """Read the tables of a profile of any subject, without validating them.
+
+    Raises:
+        BadConfig: If the file is no profile.
+    """
+    return read_profile_tables(path, "subject")
+
+
+def known_profile(path: Path, here: Fingerprint) -> Profile | None:
+    """Return the profile at a path if it was measured here, with the same subject.
+
+    Returns:
+        The profile; None if there is none, or one of another subject or machine.
+    """
+    known = _readable_profile(path)
+    return known if known is not None and known.fingerprint == here else None
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
@@ -72,21 +138,50 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
     So a repeated probe does not lose the sweep. The sweep is kept only if it was
     measured on this machine, with exactly the settings of the new profile.
     """
-    old = _readable_profile(path)
-    if old is None or old.evidence.workers is None:
+    old = known_profile(path, profile.fingerprint)
+    if old is None:
         return profile
-    loader_settings = {
-        name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)
+    swept = {
+        name: evidence
+        for name in ("workers", "loader")
+        if (evidence := getattr(old.evidence, name)) is not None
     }
-    train = with_data(profile.train, loader_settings)
     # Workers that suffice for one step may not for a faster one.
-    if old.fingerprint != profile.fingerprint or train != old.train:
+    with_sweep = _with_loader_settings(profile, old)
+    if not swept or with_sweep is None:
         return profile
-    return update_profile(
-        profile,
-        train,
-        command="workers",
-        evidence={"workers": old.evidence.workers},
+    return update_profile(with_sweep, command="workers", evidence=swept)
+
+
+def _with_loader_settings(profile: Profile, old: Profile) -> Profile | None:
+    """Return the profile with the loader, and the loader's settings, of an older one.
+
+    Returns:
+        None if other settings than the loader's differ.
+    """
+    if profile.has_train:
+        loader_settings = {
+            name: getattr(old.train.data, name)
+            for name in tagged(DataSettings, Tag.LOADER)
+        }
+        train = with_data(profile.train, loader_settings)
+        return profile.with_train(train) if train == old.train else None
+    if {**old.settings, **profile.settings} != old.settings:
+        return None
+    subject = with_functions(old.subject, profile.subject)
+    return profile.model_copy(update={"settings": old.settings, "subject": subject})
+
+
+def with_functions(subject: SubjectTable, newer: SubjectTable) -> SubjectTable:
+    """Return a subject with the functions and sources that a newer one names.
+
+    So a sweep adds a loader to the step that was probed, and a repeated probe keeps it.
+    """
+    return subject.model_copy(
+        update={
+            "table": {**subject.table, **newer.table},
+            "sources": {**subject.sources, **newer.sources},
+        }
     )
 
 

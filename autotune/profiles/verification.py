@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.evidence.profile import Fingerprint
+from autotune.evidence.profile import Fingerprint, Profile
 from autotune.machine.host import Host
 from autotune.machine.measured_device import MeasuredDevice, open_device
 from autotune.profiles.approval import ProfileWithApproval
 from autotune.profiles.checks import Check, Verification
-from autotune.profiles.decide.fingerprint_check import check_fields
+from autotune.profiles.decide.fingerprint_check import check_fields, field_text
 from autotune.trials.fingerprint import fingerprint
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import TrainerError
 from trainer.formats.manifest import Manifest, read_manifest
 from trainer.formats.nvml import GpuMonitor
@@ -50,14 +49,15 @@ def verify_profile(
         A check of the content and of every field of the fingerprint, and an error for
         each setting that contradicts the fingerprint.
     """
-    train = stored.profile.train
-    made_on = stored.profile.fingerprint
+    profile = stored.profile
+    made_on = profile.fingerprint
     manifest: Manifest | None = None
     no_dataset: str | None = None
-    try:
-        manifest = read_manifest(stored.data_dir(data))
-    except TrainerError as error:
-        no_dataset = error.message
+    if profile.has_train:
+        try:
+            manifest = read_manifest(stored.data_dir(data))
+        except TrainerError as error:
+            no_dataset = error.message
     site = open_device(
         "auto" if made_on.device == "cuda" else "cpu",
         # Without a dataset, the file system of the profile is read, and not compared.
@@ -72,11 +72,13 @@ def verify_profile(
         site.versions.setdefault(library, "n/a")
     # On a CPU the CUDA version that torch was built for does not matter.
     cuda = made_on.cuda if site.device == "cpu" else read_cuda()
-    here = fingerprint(site, train.model, manifest, cuda)
+    model = profile.train.model if profile.has_train else made_on.model_sha256
+    here = fingerprint(site, model, manifest, cuda)
     return Verification(
         checks=(
             _check_content(stored),
-            *_check_repeated_fields(train, made_on),
+            *_check_repeated_fields(profile),
+            *_check_sources(profile),
             *check_fields(made_on, here, unknown),
         )
     )
@@ -119,16 +121,29 @@ def _check_content(stored: ProfileWithApproval) -> Check:
     )
 
 
-def _check_repeated_fields(train: TrainConfig, made_on: Fingerprint) -> Iterator[Check]:
+def _check_sources(profile: Profile) -> Iterator[Check]:
+    """Yield a note on the source of each function of yours, which is not imported.
+
+    Measuring again compares it: the trials of another source do not count.
+    """
+    for role, sha256 in profile.subject.sources.items():
+        yield Check(
+            field=f"subject.sources.{role}",
+            found="info",
+            profile=field_text(sha256),
+            here="your code is not imported to check it",
+        )
+
+
+def _check_repeated_fields(profile: Profile) -> Iterator[Check]:
     """Yield an error for each setting that contradicts the profile's own fingerprint.
 
     Two settings repeat a field of the fingerprint. If they do not match, the figures
-    were not measured with these settings.
-
-    Args:
-        train: Settings of the profile, which are the ``here`` of a check.
-        made_on: Fingerprint of the profile.
+    were not measured with these settings. They are the ``here`` of a check.
     """
+    if not profile.has_train:
+        return
+    train, made_on = profile.train, profile.fingerprint
     if train.device != made_on.device:
         yield Check(
             field="train.device",

@@ -13,7 +13,6 @@ from autotune.console.options import (
     option,
     profiles,
 )
-from autotune.errors import UsageError
 
 
 def report(
@@ -53,17 +52,9 @@ def report(
 ) -> None:
     """Write a report as HTML, Markdown and JSON."""
     from autotune.base.answer_json import answer_json
-    from autotune.integrations.store import is_own
     from autotune.report.stage import build_report, pull_request_text
     from autotune.trials.trial_log import report_directory
 
-    own = [is_own(path) for path in profile]
-    if any(own) and (not all(own) or run or form == "pr"):
-        next_step = "Build their report alone, without --run and --format."
-        raise UsageError(
-            "profiles of your own training code have another report",
-            next_step=next_step,
-        )
     if form == "pr":
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return

@@ -45,6 +45,8 @@ def lengths_section(
     told: dict[tuple[str, int], str] = {}
 
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
+        if not one.profile.has_train:
+            return ()  # code of yours reads its own data
         if one.dataset is None:
             command = f"autotune report {one.quoted} --data DIR"
             return (

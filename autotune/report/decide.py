@@ -14,10 +14,14 @@ from autotune.base.wording import plural
 from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
 from autotune.evidence.baseline import BaselineEvidence, RecipeName, row_of
-from autotune.evidence.workers import WorkersEvidence
+from autotune.evidence.workers import CountEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
-from autotune.profiles.decide.follow_up import command, probe_command
+from autotune.profiles.decide.follow_up import (
+    command,
+    probe_command,
+    workers_command,
+)
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.values import ReportedRun
@@ -51,6 +55,9 @@ class Doubt:
     phase: RepeatablePhase | None = None
     """Phase to repeat; None if repeating is no help."""
     is_serious: bool = False
+
+
+_NOT_PROBED = Doubt("the micro-batch was not probed", "probe", is_serious=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +122,8 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
     """
     if phase == "probe":
         return probe_command(one.profile, one.path)
+    if not one.profile.has_train:
+        return workers_command(one.profile, one.path)
     evidence = one.profile.evidence
     budget_s = USUAL_BUDGET_S
     if phase == "confirm":
@@ -139,8 +148,11 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
 def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
     """Yield the doubts about a tuning's measurements."""
     evidence = one.profile.evidence
+    if not one.profile.has_train:
+        yield from _doubts_on_own_code(one)
+        return
     if evidence.probe is None:
-        yield Doubt("the micro-batch was not probed", "probe", is_serious=True)
+        yield _NOT_PROBED
         return
     yield from _doubts_on_workers(evidence.workers)
     yield from _doubts_on_baseline(evidence.baseline)
@@ -153,11 +165,7 @@ def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
             "throughput", rate.interval, phase, measurements=rate.estimate.n
         )
     yield from _wide_speedups(evidence.baseline)
-    yield from _busy_hosts(one.trials)
-    disturbed = sum(isinstance(done.outcome, Contaminated) for done in one.trials)
-    if disturbed:
-        trials = plural(disturbed, "trial")
-        yield Doubt(f"{trials} disturbed by other load or throttling", "baseline")
+    yield from _disturbances(one.trials, "baseline")
     dip = evidence.probe.dip
     if dip is not None and not dip.kernels:
         yield Doubt(dip_words(dip))
@@ -167,7 +175,31 @@ def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
         yield Doubt(f"outside the promised interval: {words}", "confirm")
 
 
-def _doubts_on_workers(workers: WorkersEvidence | None) -> Iterator[Doubt]:
+def _doubts_on_own_code(one: ReportedProfile) -> Iterator[Doubt]:
+    """Yield the doubts about measurements of your own step and loader."""
+    probe = one.profile.evidence.probe
+    if probe is None:
+        yield _NOT_PROBED
+    elif probe.infeasible_min is None:
+        yield Doubt("larger sizes were not tried")
+    elif probe.varies_bytes:
+        yield Doubt("steps of one size differ in memory")
+    yield from _doubts_on_workers(one.profile.evidence.loader)
+    yield from _disturbances(one.trials, "workers")
+
+
+def _disturbances(
+    trials: Sequence[FinishedTrial], phase: RepeatablePhase
+) -> Iterator[Doubt]:
+    """Yield the doubts about trials beside other load; ``phase`` measures again."""
+    yield from _busy_hosts(trials, phase)
+    disturbed = sum(isinstance(done.outcome, Contaminated) for done in trials)
+    if disturbed:
+        words = plural(disturbed, "trial")
+        yield Doubt(f"{words} disturbed by other load or throttling", phase)
+
+
+def _doubts_on_workers(workers: CountEvidence | None) -> Iterator[Doubt]:
     """Yield a doubt if the number of DataLoader workers is not known."""
     if workers is None:
         yield Doubt("DataLoader workers were not measured", "workers")
@@ -239,7 +271,9 @@ def _wide_interval(
         )
 
 
-def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[Doubt]:
+def _busy_hosts(
+    trials: Sequence[FinishedTrial], phase: RepeatablePhase
+) -> Iterator[Doubt]:
     """Yield a doubt if trials ran beside other programs: the highest load."""
     sites = [
         trial.made_on
@@ -252,4 +286,4 @@ def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[Doubt]:
     load, cpus = busiest.load_average_1min, busiest.allotted_cpus
     if is_busy(load, cpus):
         words = f"load average {load:.2f} with {cpus} CPU cores"
-        yield Doubt(f"the machine was busy when a command began: {words}", "baseline")
+        yield Doubt(f"the machine was busy when a command began: {words}", phase)

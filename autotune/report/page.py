@@ -20,6 +20,7 @@ from autotune.corpus.values import LengthDistribution
 from autotune.evidence.advice import Advice
 from autotune.evidence.profile import fill_share
 from autotune.memory.sections import curve_section, memory_section
+from autotune.memory.sections.own_step import step_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, tuned_rate
 from autotune.profiles.decide.run_rates import run_rate
@@ -43,6 +44,7 @@ from autotune.report.sections import URGENT, answer, bottleneck_words, recipe_ch
 from autotune.report.trial_sections import trials_section
 from autotune.report.values import ReportedRun
 from autotune.search.sections import exploration_section
+from autotune.workers.own_sections import loader_section
 from autotune.workers.sections import workers_section
 
 if TYPE_CHECKING:
@@ -146,7 +148,10 @@ def report_document(
     made_on = (
         f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"
     )
-    subtitle = f"{made_on}. tokens/s: non-padding tokens.{measured}"
+    unit = ""
+    if any(one.profile.has_train for one in profiles):
+        unit = " tokens/s: non-padding tokens."
+    subtitle = f"{made_on}.{unit}{measured}"
     return doc.Document(
         title=f"Tuning report: {names}", subtitle=subtitle, sections=sections
     )
@@ -160,23 +165,40 @@ def _evidence(
     def add(title: str, key: str, make: Callable[[ReportedProfile], Made]) -> None:
         parts.add(title, key, {one.title: make(one) for one in profiles})
 
+    def add_of_trainer(
+        title: str, key: str, make: Callable[[ReportedProfile], Made]
+    ) -> None:
+        made = {one.title: make(one) for one in profiles if one.profile.has_train}
+        parts.add(title, key, made)
+
     # Charts of the first screen are not repeated.
-    add(
+    add_of_trainer(
         "Speedup",
         "before",
         lambda one: tuple(
             it for it in baseline_section(one) if type(it) is not doc.Chart
         ),
     )
-    add("Step time", "steps", lambda one: _step(one, reported))
-    add("Memory", "memory", memory_section)
-    add("Throughput by micro-batch", "curve", curve_section)
-    add("Data loading", "workers", workers_section)
-    add("Promised and delivered", "confirm", confirm_section)
-    add("Kernels", "kernels", kernels_section)
+    add_of_trainer("Step time", "steps", lambda one: _step(one, reported))
+    add("Memory", "memory", _memory)
+    add_of_trainer("Throughput by micro-batch", "curve", curve_section)
+    add("Data loading", "workers", _data_loading)
+    add_of_trainer("Promised and delivered", "confirm", confirm_section)
+    add_of_trainer("Kernels", "kernels", kernels_section)
     parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
-    add("Network", "network", network_section)
-    add("Joint search", "explored", exploration_section)
+    add_of_trainer("Network", "network", network_section)
+    add_of_trainer("Joint search", "explored", exploration_section)
+    # Nothing measures these for code of yours yet.
+    unavailable = doc.Missing(
+        subject="require settings of the bundled trainer",
+        state="not available",
+        commands=(),
+    )
+    parts.add(
+        "Speedup, step time, kernels, network and advice",
+        "unavailable",
+        {one.title: (unavailable,) for one in profiles if not one.profile.has_train},
+    )
     parts.add("Training runs", "runs", {"": runs(profiles, reported)})
     # Advice with a gain or of an urgent severity, the largest gain first.
     given = _recommendations(profiles, reported)
@@ -238,6 +260,16 @@ def _recommendations(
     for name, path, advice in urgent:
         first_by_target.setdefault((path, advice.target), (name, advice))
     return list(first_by_target.values())
+
+
+def _memory(one: ReportedProfile) -> Made:
+    """Return the section on memory, of the bundled trainer or of a step of yours."""
+    return memory_section(one) if one.profile.has_train else step_section(one)
+
+
+def _data_loading(one: ReportedProfile) -> Made:
+    """Return the section on workers, of the bundled trainer or of a loader of yours."""
+    return workers_section(one) if one.profile.has_train else loader_section(one)
 
 
 def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:

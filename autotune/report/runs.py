@@ -46,10 +46,13 @@ def runs(
     They are a table of runs, the activity of their GPUs, parts of their steps, expected
     and achieved figures, the loss, and events.
     """
+    trainable = [one for one in profiles if one.profile.has_train]
+    if not reported and not trainable:
+        return ()
     if not reported:
         return (
             doc.Missing(
-                subject="no run was given", commands=train_commands(profiles[0])
+                subject="no run was given", commands=train_commands(trainable[0])
             ),
         )
     found = [(one.name, found) for one in reported for found in one.bottlenecks]

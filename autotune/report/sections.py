@@ -19,6 +19,7 @@ from autotune.base.wording import (
     format_interval,
     format_number,
     format_ratio,
+    format_setting,
     format_times,
     hours_formatter,
     plural,
@@ -31,7 +32,11 @@ from autotune.evidence.baseline import RecipeName, row_of
 from autotune.evidence.probe import LOWER_BOUND
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.follow_up import missing_probe_commands
+from autotune.profiles.decide.follow_up import (
+    command,
+    missing_probe_commands,
+    workers_command,
+)
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.decide import BASELINES, main_bottleneck, quality_of
@@ -98,6 +103,8 @@ def pull_request(
 
 
 def _headline(one: ReportedProfile) -> doc.Words:
+    if not one.profile.has_train:
+        return (doc.Strong(text=_own_values(one.profile)),)
     rate, words = tuned_rate(one.profile), list[str | doc.Code | doc.Strong]()
     if rate is None:
         command = next(
@@ -151,7 +158,7 @@ def _answers(
     one: ReportedProfile, runs: Sequence[ReportedRun]
 ) -> Iterator[tuple[str, doc.Words]]:
     """Yield the answers below the charts, by name."""
-    yield "Use", _settings(one)
+    yield "Use", _settings(one) if one.profile.has_train else _own_settings(one)
     if changes := recipe_changes(one):
         yield "Recipe", ("; ".join(changes),)
     if (confirm := one.profile.evidence.confirm) is not None:
@@ -198,7 +205,38 @@ def _next_command(one: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
     )
     quality = quality_of(one)
     again = quality.command if quality.grade == "low" else None
-    return next(advised, again or f"autotune train {one.quoted}")
+    following = f"autotune train {one.quoted}"
+    if not one.profile.has_train:
+        lacks_workers = one.profile.evidence.loader is None
+        following = (
+            workers_command(one.profile, one.path)
+            if lacks_workers
+            else command("profile approve", one.path, by="NAME")
+        )
+    return next(advised, again or following)
+
+
+def _own_values(profile: Profile) -> str:
+    """Return the tuned values of your code on one line."""
+    values = [
+        f"{name} {format_setting(value)}" for name, value in profile.settings.items()
+    ]
+    return " · ".join(values)
+
+
+def _own_settings(one: ReportedProfile) -> doc.Words:
+    """Return the tuned values of your code with their limits, and what is lacking."""
+    probe, loader = one.profile.evidence.probe, one.profile.evidence.loader
+    notes = []
+    if probe is not None:
+        notes.append(f"max {probe.feasible_max:,}")
+    if loader is None:
+        notes.append("workers not measured")
+    elif loader.undecided_between:
+        counts = " and ".join(map(str, loader.undecided_between))
+        notes.append(f"workers undecided between {counts}")
+    rest = f" ({'; '.join(notes)})" if notes else ""
+    return (doc.Strong(text=_own_values(one.profile)), rest)
 
 
 def _settings(one: ReportedProfile) -> doc.Words:
@@ -241,6 +279,8 @@ def recipe_changes(one: ReportedProfile) -> list[str]:
 
     They gained speed at a price.
     """
+    if not one.profile.has_train:
+        return []
     train, network = one.profile.train, one.profile.evidence.network
     changes = []
     if train.attention_dropout is not None:
@@ -275,10 +315,11 @@ def bottleneck_words(found: Bottleneck) -> doc.Words:
 
 
 def _memory(one: ReportedProfile) -> str:
-    probe, budget = (
-        one.profile.evidence.probe,
-        format_bytes(one.profile.constraints.memory_budget_bytes),
-    )
+    probe = one.profile.evidence.probe
+    budget_bytes = one.profile.constraints.memory_budget_bytes
+    if budget_bytes is None:
+        return "not measured"
+    budget = format_bytes(budget_bytes)
     if probe is None:
         return f"not measured; the budget is {budget} per {one.unit}"
     known = (
@@ -294,7 +335,7 @@ def _memory(one: ReportedProfile) -> str:
     peak = format_bytes(probe.feasible_peak_bytes)
     return (
         f"{peak} of {budget} per {one.unit}{known} with"
-        f" {plural(probe.feasible_max, 'sequence')}{limit}"
+        f" {one.profile.subject.size_words(probe.feasible_max)}{limit}"
     )
 
 

@@ -40,8 +40,8 @@ def build_report(
 ) -> dict[str, Path]:
     """Write a report of profiles, their trials and training runs.
 
-    It is written to ``out``, with its two other formats beside it. All profiles are of
-    your own training code, or none. Trial logs and reviews are read from ``reports``.
+    It is written to ``out``, with its two other formats beside it. Trial logs and
+    reviews are read from ``reports``.
 
     Returns:
         The three paths, by ``html``, ``markdown`` and ``json``.
@@ -55,15 +55,10 @@ def build_report(
     # They load a library of charts, which other stages do without.
     from autotune.base.render_html import report_html
     from autotune.base.render_markdown import report_markdown
-    from autotune.integrations.review import own_report
-    from autotune.integrations.store import is_own
     from autotune.report.page import report_document, report_facts
 
-    if is_own(profiles[0]):
-        document, told = own_report(profiles, reports)
-    else:
-        found = _read(profiles, reports, runs, data)
-        document, told = report_document(*found), report_facts(*found)
+    found = _read(profiles, reports, runs, data)
+    document, told = report_document(*found), report_facts(*found)
     known = out.suffix.lower() in {".html", ".md", ".json"}
     html = out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
     places = {
@@ -121,10 +116,23 @@ def _reported_profile(
 ) -> ReportedProfile:
     """Return a profile with its trials, dataset and advice.
 
-    If the dataset is missing, it has the reason.
+    If the dataset is missing, it has the reason. Code of yours has its own data, and no
+    rule of advice reads it yet.
     """
     stored = read_with_approval(path, reports)
     trials = read_trials(path, stored.profile, reports)
+    reported = ReportedProfile(
+        path=path,
+        profile=stored.profile,
+        intact=stored.intact,
+        content_sha256=stored.file_sha256,
+        trials=trials.finished,
+        corrupt_lines=trials.corrupt_lines,
+        approval=stored.approval,
+        trial_log=trials.check,
+    )
+    if not stored.profile.has_train:
+        return reported
     manifest, directory, lacking = None, None, ""
     try:
         directory = stored.data_dir(data)
@@ -139,20 +147,13 @@ def _reported_profile(
     now = context_of_profile(
         stored, trials.finished, host, data=None if manifest is None else directory
     )
-    return ReportedProfile(
-        path=path,
-        profile=stored.profile,
-        intact=stored.intact,
-        content_sha256=stored.file_sha256,
-        trials=trials.finished,
-        corrupt_lines=trials.corrupt_lines,
+    return replace(
+        reported,
         dataset=manifest,
         dataset_lacking=lacking,
         data=None if manifest is None else directory,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
-        approval=stored.approval,
-        trial_log=trials.check,
     )
 
 

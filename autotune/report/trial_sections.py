@@ -8,6 +8,7 @@ from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
 from autotune.base.wording import format_number, plural
 from autotune.evidence.profile import Fingerprint, Profile
+from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.job_figures import StepFigures, TrainingFigures
@@ -42,10 +43,12 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
     """
     notes = _ignored_entries(reported)
     if not reported.trials:
-        tune = f"autotune tune --model {reported.name} --data DIR"
+        command = probe_command(reported.profile, reported.path)
+        if reported.profile.has_train:
+            command = f"autotune tune --model {reported.name} --data DIR"
         return (
             *notes,
-            Missing(subject="Trials (none in the trial log)", commands=(tune,)),
+            Missing(subject="Trials (none in the trial log)", commands=(command,)),
         )
     fingerprint = reported.profile.fingerprint
     rows = [_trial_row(finished, fingerprint) for finished in reported.trials]
@@ -76,6 +79,8 @@ def _unlimited_peaks(profile: Profile, rows: Sequence[_TrialRow]) -> tuple[Block
     slow others down.
     """
     budget_bytes = profile.constraints.memory_budget_bytes
+    if budget_bytes is None:
+        return ()
     exceeding = [
         row
         for row in rows

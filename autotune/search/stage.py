@@ -146,13 +146,13 @@ def _settle(
     probe = probe.model_copy(
         update={"choice": "found by the joint search of the step's settings"}
     )
-    taken = {
-        "train": probed.train.model_copy(
+    taken = probed.with_train(
+        probed.train.model_copy(
             update={"micro_batch_size": explored.candidate.micro_batch_size}
-        ),
-        "evidence": probed.evidence.model_copy(update={"probe": probe}),
-    }
-    return probed.model_copy(update=taken), explored
+        )
+    )
+    evidence = probed.evidence.model_copy(update={"probe": probe})
+    return taken.model_copy(update={"evidence": evidence}), explored
 
 
 def explore_request(
@@ -173,7 +173,7 @@ def explore_request(
             train.model_copy(update={"layout": layout}) for layout in levels["layout"]
         ]
         rows = {one.layout: sequence_statistics(one, dataset) for one in layouts}
-    tokens, width = constraints.global_batch_tokens, train.seq_length_tokens
+    tokens, width = stored.profile.global_batch_tokens, train.seq_length_tokens
     means = {layout: one.mean_non_padding_tokens for layout, one in rows.items()}
     global_batch_size = {
         layout: global_batch_size_of(tokens, mean) for layout, mean in means.items()

@@ -36,7 +36,11 @@ from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.profile_paths import profile_paths
-from autotune.profiles.store import StoredProfile, read_profile
+from autotune.profiles.store import (
+    StoredProfile,
+    read_profile,
+    read_trainer_profile,
+)
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.trials.decide.least_time import (
@@ -177,7 +181,7 @@ class Tuning:
         check_budgets(self.request.probes, site)
         if "probe" in self.request.skip:
             for path in profile_paths(self.request.out, self.request.models, site.name):
-                read_profile(path)
+                read_trainer_profile(path, "tune --skip probe")
 
     @property
     def has_saved(self) -> bool:

@@ -107,9 +107,13 @@ def workers(
         return
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import sweep_request
-    from autotune.profiles.store import read_profile
+    from autotune.profiles.store import read_trainer_profile
 
-    stored = read_profile(sweep.required())
+    stored = read_trainer_profile(
+        sweep.required(),
+        "workers without --loader",
+        next_step="Add your own loader: --loader MODULE:build_loader",
+    )
     probe = require_local_probe(stored)
     request = sweep_request(
         sweep,

@@ -7,6 +7,7 @@ from autotune.evidence.profile import (
     Fingerprint,
     Profile,
     Provenance,
+    trainer_subject,
 )
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
@@ -37,21 +38,26 @@ def but(profile: Profile, **tables: dict[str, object]) -> Profile:
         name: getattr(profile, name).model_copy(update=values)
         for name, values in tables.items()
     }
+    train = changed.pop("train", None)
+    if train is not None:
+        profile = profile.with_train(train)
     return profile.model_copy(update=changed)
 
 
 def example_profile() -> Profile:
     """Return a profile with the evidence of a probe and of a sweep of workers."""
-    return Profile(
-        train=TrainConfig(
-            model=ModelSettings(
-                name="tiny",
-                config={"model_type": "bert", "hidden_size": 64},
-                null_keys=["x"],
-            ),
-            data=DataSettings(path="../data", dataset_hash="d", num_workers=1),
-            micro_batch_size=2,
+    train = TrainConfig(
+        model=ModelSettings(
+            name="tiny",
+            config={"model_type": "bert", "hidden_size": 64},
+            null_keys=["x"],
         ),
+        data=DataSettings(path="../data", dataset_hash="d", num_workers=1),
+        micro_batch_size=2,
+    )
+    return Profile(
+        subject=trainer_subject(train),
+        train=train,
         constraints=Constraints(
             memory_budget_bytes=2**30, headroom_share=0.03, global_batch_tokens=4096
         ),

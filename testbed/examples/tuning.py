@@ -34,6 +34,7 @@ from autotune.evidence.profile import (
     Fingerprint,
     Profile,
     Provenance,
+    trainer_subject,
 )
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.profiles.approval_record import Approval, ApprovalRecord
@@ -67,19 +68,21 @@ PEAK_FLOPS = 835e12
 
 
 def example_profile(dataset_hash: str, note: str = "") -> Profile:
+    train = TrainConfig(
+        model=ModelSettings(name="bert-120m", config={"model_type": "bert"}),
+        data=DataSettings(path="data", dataset_hash=dataset_hash, num_workers=3),
+        parallel=ParallelSettings(bucket_cap_mib=100, gradient_dtype="bf16"),
+        seq_length_tokens=ROW_TOKENS,
+        layout="packed",
+        micro_batch_size=64,
+        global_batch_size=2048,
+        attention_dropout=0.0,
+        precision="bf16",
+        device="cuda",
+    )
     return Profile(
-        train=TrainConfig(
-            model=ModelSettings(name="bert-120m", config={"model_type": "bert"}),
-            data=DataSettings(path="data", dataset_hash=dataset_hash, num_workers=3),
-            parallel=ParallelSettings(bucket_cap_mib=100, gradient_dtype="bf16"),
-            seq_length_tokens=ROW_TOKENS,
-            layout="packed",
-            micro_batch_size=64,
-            global_batch_size=2048,
-            attention_dropout=0.0,
-            precision="bf16",
-            device="cuda",
-        ),
+        subject=trainer_subject(train),
+        train=train,
         constraints=Constraints(
             memory_budget_bytes=93 * GIB, headroom_share=0.03, global_batch_tokens=2**20
         ),

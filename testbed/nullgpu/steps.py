@@ -86,7 +86,7 @@ class StepCase:
             "max_steps": LAST_STEP,
             "checkpoint": {"enabled": False},
         }
-        return tomlkit.dumps({"schema_version": 2, "train": train})
+        return tomlkit.dumps({"schema_version": 3, "train": train})
 
 
 def counted(

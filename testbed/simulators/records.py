@@ -11,6 +11,7 @@ from autotune.evidence.profile import (
     Fingerprint,
     Profile,
     Provenance,
+    trainer_subject,
 )
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from testbed.examples.checkpoints import header_of
@@ -108,6 +109,7 @@ def profile_with(
 ) -> Profile:
     """Return what tuning would have written."""
     return Profile(
+        subject=trainer_subject(train),
         train=train,
         constraints=Constraints(
             memory_budget_bytes=memory_bytes,

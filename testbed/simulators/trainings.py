@@ -75,7 +75,7 @@ def write_settings(path: Path, **changes: object) -> Path:
             table = inner
         table[last] = value
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tomlkit.dumps({"schema_version": 2, "train": train}))
+    path.write_text(tomlkit.dumps({"schema_version": 3, "train": train}))
     return path
 
 

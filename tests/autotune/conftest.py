@@ -46,11 +46,9 @@ def workdir_with_data(workdir, patterned_dataset) -> Path:
         update={"path": "data", "dataset_hash": manifest.dataset_hash}
     )
     train = profile.train.model_copy(update={"data": data, "global_batch_size": 122})
-    changes = {
-        "train": train,
-        "fingerprint": fingerprint(site, train.model, manifest, None),
-    }
-    (workdir / "p.toml").write_text(profile_to_toml(profile.model_copy(update=changes)))
+    changes = {"fingerprint": fingerprint(site, train.model, manifest, None)}
+    profile = profile.with_train(train).model_copy(update=changes)
+    (workdir / "p.toml").write_text(profile_to_toml(profile))
     return workdir
 
 
@@ -90,11 +88,8 @@ def tiny_profile(workdir, monkeypatch) -> Path:
         micro_batch_size=2,
         global_batch_size=4,
     )
-    changes = {
-        "train": train,
-        "fingerprint": fingerprint(site, TINY_MODEL, manifest, None),
-    }
-    profile = example_profile().model_copy(update=changes)
+    changes = {"fingerprint": fingerprint(site, TINY_MODEL, manifest, None)}
+    profile = example_profile().with_train(train).model_copy(update=changes)
     (workdir / "tiny.toml").write_text(profile_to_toml(profile))
     return workdir / "tiny.toml"
 

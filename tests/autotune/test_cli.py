@@ -158,9 +158,13 @@ def test_impossible_probe_is_rejected_before_a_trial(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("micro_batch_size", "micro_batch_row", ("unknown key", "'micro_batch_size'")),
         (
-            "schema_version = 2",
+            "micro_batch_size = 2",
+            "micro_batch_row = 2",
+            ("unknown key", "'micro_batch_size'"),
+        ),
+        (
+            "schema_version = 3",
             "schema_version = 1",
             ("schema version 1", "autotune tune"),
         ),
@@ -224,7 +228,7 @@ def test_command_loads_nothing_heavy_too_early(workdir, does, heavy):
 
 def test_quoted_file_cannot_steer_the_terminal(refused, says, workdir):
     (workdir / "p.toml").write_text(
-        'schema_version = 2\n"\\u001b[2Jx\\u202e" = 1\n[train]\n'
+        'schema_version = 3\n"\\u001b[2Jx\\u202e" = 1\n[subject]\n'
     )
     refused("profile", "show", "p.toml", code=3, words=["unknown key", "[2Jx"])
     err = says("profile", "show", "p\x1b[2J.toml", code=3)

@@ -137,7 +137,7 @@ def train_command(tmp_path, patterned_dataset) -> list[str]:
         max_steps=100_000,
     )
     profile = but(example_profile(), fingerprint={"dataset_hash": dataset_hash})
-    profile = profile.model_copy(update={"train": train})
+    profile = profile.with_train(train)
     (tmp_path / "p.toml").write_text(profile_to_toml(profile))
     return [
         sys.executable,

@@ -8,6 +8,7 @@ profile > default. The run prints and records the source of each value.
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,8 +66,8 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
 
     Args:
         path: Path of the profile.
-        table: Table that it must have: ``train``, or ``subject`` for a profile of your
-            own training code.
+        table: Table that it must have: ``train``, or ``subject`` for a profile that
+            may be of your own training code.
 
     Raises:
         BadConfig: If the file is no such profile, has another schema version, or has a
@@ -78,12 +79,12 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
         raise BadConfig(
             f"{path} has schema version {version!r}; this program reads version"
             f" {PROFILE_SCHEMA_VERSION}",
-            next_step=_NAME_OR_WRITE_PROFILE,
+            next_step=_next_step_of_other_version(path, tables),
         )
     reject_infinite(tables, str(path))
     if isinstance(tables.get(table), dict):
         return tables
-    if "subject" in tables:
+    if isinstance(tables.get("subject"), dict):
         raise BadConfig(
             f"{path} is a profile of your own training code, not one of this project's"
             " trainer",
@@ -93,6 +94,22 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
         f"{path} is not a profile: it has no [{table}] table",
         next_step=_NAME_OR_WRITE_PROFILE,
     )
+
+
+def _next_step_of_other_version(path: Path, tables: Mapping[str, Any]) -> str:
+    """Return the command that writes a profile of this version for the same subject."""
+    train, subject = tables.get("train"), tables.get("subject")
+    if isinstance(train, dict):
+        # A profile of any version names its model.
+        tune = shlex.join(["autotune", "tune", "--model", str(path)])
+        return f"Measure again: {tune} --data DIR"
+    if isinstance(subject, dict):
+        # Version 2 has the names of functions in [subject].
+        step = subject.get("step")
+        function = step if isinstance(step, str) else "MODULE:build_step"
+        probe = ["autotune", "probe", "--step", function, "--out", str(path)]
+        return f"Measure again: {shlex.join(probe)}"
+    return _NAME_OR_WRITE_PROFILE
 
 
 def resolve(

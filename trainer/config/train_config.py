@@ -12,7 +12,7 @@ from trainer.formats.batch_split import Layout
 from trainer.formats.nested_tables import flatten_table
 from trainer.formats.tables import StrictTable
 
-PROFILE_SCHEMA_VERSION: Literal[2] = 2
+PROFILE_SCHEMA_VERSION: Literal[3] = 3
 """Version of the tables and keys of a profile; a profile of another one is rejected."""
 
 # Types of settings, whose values are documented at the settings themselves.

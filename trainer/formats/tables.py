@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainer.formats.errors import BadConfig, unreadable
@@ -249,9 +250,14 @@ def _keys_of(table_type: type[StrictTable], path: Iterable[str]) -> list[str]:
     """Return the sorted keys of the table at a path of keys; none if it is unknown."""
     table: type[BaseModel] | None = table_type
     for name in path:
-        field = table.model_fields.get(name) if table else None
+        field = fields_by_key(table).get(name) if table else None
         table = _table_type(field.annotation) if field else None
-    return sorted(table.model_fields) if table else []
+    return sorted(fields_by_key(table)) if table else []
+
+
+def fields_by_key(table: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a table by their keys in files."""
+    return {field.alias or name: field for name, field in table.model_fields.items()}
 
 
 def _table_type(annotation: object) -> type[BaseModel] | None:

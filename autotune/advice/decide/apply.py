@@ -74,9 +74,9 @@ def apply_advice(
     train = apply_changes(profile.train, changes)
     return update_profile(
         profile,
-        train,
         command="advise",
         evidence=evidence,
+        train=train,
         dropped_commands=without,
         provenance={"created_utc": created_utc},
     )

@@ -469,7 +469,7 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
         return None
     terms, budget_bytes, fit = (
         probe.traced_terms_bytes,
-        profile.constraints.memory_budget_bytes,
+        profile.memory_budget_bytes,
         probe.feasible_max,
     )
     state_bytes = sum(

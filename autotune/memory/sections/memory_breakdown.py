@@ -32,7 +32,7 @@ def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     table = facts_table("Largest micro-batch", _facts(profile, probe))
     if not probe.traced_terms_bytes:
         return (table,)
-    budget_bytes = profile.constraints.memory_budget_bytes
+    budget_bytes = profile.memory_budget_bytes
     breakdown = _traced_breakdown(probe, budget_bytes, profile.fingerprint.bytes_known)
     return (table, breakdown)
 
@@ -53,7 +53,7 @@ def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
         traced_peak = format_bytes(probe.traced_peak_bytes)
     accumulates = "yes" if probe.gradient_accumulation_steps > 1 else "no"
     return [
-        ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
+        ["memory budget per rank", format_bytes(profile.memory_budget_bytes)],
         [verified, verified_size],
         ["smallest micro-batch out of memory", infeasible],
         [

@@ -34,10 +34,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
     if probe.dip is not None:
         yield dip_words(probe.dip)
     yield batch_split_words(profile.train, probe.local_ranks)
-    yield (
-        "each optimizer step has"
-        f" {global_batch_words(profile.constraints.global_batch_tokens)}"
-    )
+    yield (f"each optimizer step has {global_batch_words(profile.global_batch_tokens)}")
     if probe.is_lower_bound:
         yield (
             f"{LOWER_BOUND}: time ended before the limit was verified; for the largest"

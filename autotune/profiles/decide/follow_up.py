@@ -9,7 +9,7 @@ from autotune.base.defaults import (
     SEQ_LENGTH_TOKENS,
 )
 from autotune.base.units import exact_bytes
-from autotune.evidence.profile import Profile
+from autotune.evidence.profile import Profile, SubjectTable
 from autotune.profiles.decide.default_settings import default_layout, default_precision
 from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
@@ -22,6 +22,8 @@ _DEFAULTS: Mapping[str, object] = {
     "headroom": HEADROOM_SHARE,
     "max_micro_batch_size": MAX_MICRO_BATCH_SIZE,
     "what_if": False,
+    "along": "micro_batch_size",
+    "subject": "own",
 }
 """Defaults of options, which ``command`` leaves out, by their names with underscores.
 
@@ -62,14 +64,71 @@ def _model_argument(model: ModelSettings) -> str:
 
 
 def probe_command(profile: Profile, path: object) -> str:
-    """Return the command that probes a profile's model, and writes to a path.
+    """Return the command that probes a profile's subject, and writes to a path.
 
     Args:
-        profile: Profile of the model.
+        profile: Profile of the subject.
         path: Path of the profile that the command writes or replaces.
     """
+    if not profile.has_train:
+        return _own_probe_command(profile, path)
     model = _model_argument(profile.train.model)
     return command("probe", model=model, data="DIR", out=path)
+
+
+def _own_probe_command(profile: Profile, path: object) -> str:
+    """Return the command that probes code of yours with its fixed arguments.
+
+    Functions and arguments are repeated, as the command runs in your own directory.
+    """
+    subject, probe = profile.subject, profile.evidence.probe
+    budget_bytes = profile.constraints.memory_budget_bytes
+    memory = None if budget_bytes is None else exact_bytes(budget_bytes)
+    arguments = [f"{name}={value}" for name, value in subject.arguments.items()]
+    return command(
+        "probe",
+        step=subject.function("step") or "MODULE:build_step",
+        set=arguments or None,
+        **_subject_options(subject),
+        memory=memory,
+        headroom=profile.constraints.headroom_share,
+        ranks=None if probe is None or probe.local_ranks == 1 else probe.local_ranks,
+        out=path,
+    )
+
+
+def _subject_options(subject: SubjectTable) -> dict[str, object]:
+    """Return the options that name the kind of your code, its size and its unit."""
+    per_size = f"{subject.units_per_size:g}{subject.unit}"
+    return {
+        "subject": subject.kind,
+        "along": subject.size,
+        "per_size": _unless_default(per_size, "1samples"),
+    }
+
+
+def workers_command(profile: Profile, path: object) -> str:
+    """Return the command that sweeps the DataLoader workers of a profile.
+
+    Args:
+        profile: Profile that a probe wrote.
+        path: Path of the profile.
+    """
+    if profile.has_train:
+        return command("workers", path)
+    subject = profile.subject
+    step_time = None
+    if subject.function("step") is None:
+        # The profile names no step, so one is replayed.
+        sweep = profile.evidence.loader
+        replayed_s = None if sweep is None else sweep.replayed_step_s
+        step_time = "TIME" if replayed_s is None else f"{replayed_s:g}s"
+    return command(
+        "workers",
+        path,
+        loader=subject.function("loader") or "MODULE:build_loader",
+        step_time=step_time,
+    )
 
 
 def tune_command(
@@ -128,7 +187,8 @@ def repeated_probe_command(
     }
     if profile is not None:
         limits = profile.constraints
-        options["memory"] = exact_bytes(limits.memory_budget_bytes)
+        if limits.memory_budget_bytes is not None:
+            options["memory"] = exact_bytes(limits.memory_budget_bytes)
         options["global_batch_tokens"] = limits.global_batch_tokens
         options["headroom"] = limits.headroom_share
         probe = profile.evidence.probe

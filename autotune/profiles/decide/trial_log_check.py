@@ -7,12 +7,13 @@ Figures that are computed from many trials are not compared.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from autotune.evidence.profile import Profile
 from autotune.profiles.checks import TrialLogCheck
 from autotune.trials.decide.own_records import own_records
 from autotune.trials.job_figures import (
+    LoadedWindow,
     ShortTrainingFigures,
     StepFigures,
     TrainingFigures,
@@ -21,30 +22,22 @@ from autotune.trials.outcomes import Measured, outcome_from_json
 from autotune.trials.trial_log import trial_log_sha256
 from autotune.trials.values import TrialRecord
 
-if TYPE_CHECKING:
-    from autotune.integrations.values import OwnProfile
-
 _TOLERANCE = 1e-9
 """Relative tolerance of figures, far above the rounding of a figure that is computed
 again from others; files keep all digits."""
 
 
 def profile_records(
-    profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
+    profile: Profile, records: Sequence[TrialRecord]
 ) -> tuple[TrialRecord, ...]:
     """Return the trials of the profile's model, dataset, device and sequence length.
 
-    A profile of your own training code has no sequence length: its trials may have any.
+    Trials of your own training code may have any sequence length.
     """
-    seq_length_tokens = None
-    if isinstance(profile, Profile):
-        seq_length_tokens = profile.train.seq_length_tokens
-    return own_records(records, profile.fingerprint, seq_length_tokens)
+    return own_records(records, profile.fingerprint, profile.seq_length_tokens)
 
 
-def check_trial_log(
-    profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
-) -> TrialLogCheck:
+def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLogCheck:
     """Compare a profile with its trials in the trial log.
 
     Args:
@@ -58,11 +51,12 @@ def check_trial_log(
     if until_utc is not None:
         covered = tuple(record for record in own if record.time_utc <= until_utc)
     unfounded: tuple[str, ...] = ()
-    if own and isinstance(profile, Profile):
+    if own:
         unfounded = (
             *_unfounded_memory(profile, covered),
             *_unfounded_step_rates(profile, covered),
             *_unfounded_window_rates(profile, covered),
+            *_unfounded_own_windows(profile, covered),
             *_unfounded_confirmed_rates(profile, covered),
         )
     return TrialLogCheck(
@@ -75,7 +69,7 @@ def check_trial_log(
 
 
 def _trial_log_state(
-    profile: "Profile | OwnProfile",
+    profile: Profile,
     own: Sequence[TrialRecord],
     covered: Sequence[TrialRecord],
 ) -> Literal["same", "differs", "not recomputable", "no trials"]:
@@ -115,12 +109,30 @@ def _unfounded_memory(
     if probe.feasible_peak_bytes not in [step.peak_bytes for step in largest_steps]:
         yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
     too_large = [
-        _micro_batch_size(record)
+        record.measured.get("size")
         for record in steps_within_budget
         if outcome_from_json(record.outcome).kind == "out_of_memory"
     ]
     if probe.infeasible_min is not None and probe.infeasible_min not in too_large:
         yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
+
+
+def _unfounded_own_windows(
+    profile: Profile, records: Iterable[TrialRecord]
+) -> Iterator[str]:
+    """Yield the rates of a sweep of your own loader that match no trial."""
+    loader = profile.evidence.loader
+    if loader is None:
+        return
+    batches_per_s = [
+        LoadedWindow.of(outcome).tokens_per_s
+        for outcome in _measured(records, "own_loader")
+    ]
+    if not _are_among(loader.cached_batches_per_s, batches_per_s):
+        yield "evidence.loader.cached_batches_per_s"
+    for row in loader.rows:
+        if not _are_among(row.batches_per_s, batches_per_s):
+            yield f"evidence.loader.rows of {row.num_workers}"
 
 
 def _unfounded_step_rates(
@@ -211,21 +223,16 @@ def _measured(records: Iterable[TrialRecord], job: str) -> Iterator[Measured]:
                 yield outcome
 
 
-def _steps(records: Iterable[TrialRecord], micro_batch_size: int) -> list[StepFigures]:
-    """Return the figures of the step trials that ran with a micro-batch size."""
+def _steps(records: Iterable[TrialRecord], size: int) -> list[StepFigures]:
+    """Return the figures of the step trials that ran with a size."""
     steps = []
     for record in records:
-        if record.job != "step" or _micro_batch_size(record) != micro_batch_size:
+        if record.job != "step" or record.measured.get("size") != size:
             continue
         outcome = outcome_from_json(record.outcome)
         if isinstance(outcome, Measured):
             steps.append(StepFigures.of(outcome))
     return steps
-
-
-def _micro_batch_size(record: TrialRecord) -> object:
-    """Return a trial's micro-batch size; a foreign trial log may hold any value."""
-    return record.trial.config.get("micro_batch_size")
 
 
 def _are_among(figures: Iterable[float], measured: Sequence[float]) -> bool:

@@ -3,8 +3,7 @@
 import pytest
 
 from autotune.errors import BadInput
-from autotune.integrations.sections import loader_section
-from autotune.integrations.values import OwnProfile
+from autotune.workers.own_sections import loader_blocks
 
 pytestmark = pytest.mark.system
 
@@ -61,7 +60,4 @@ def test_unusable_loader_is_named(own_code, name, step, words):
 
 
 def _lines(sweep) -> str:
-    profile = OwnProfile.model_construct(
-        evidence=OwnProfile.model_fields["evidence"].annotation(loader=sweep)
-    )
-    return str(loader_section(profile))
+    return str(loader_blocks(sweep))

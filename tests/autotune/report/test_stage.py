@@ -11,7 +11,7 @@ def test_report_of_several_profiles_replaces_older_one(workdir):
     other_profile.write_text(profile.read_text())
     out = workdir / "r" / "both"
     build_report([profile], workdir / "r", out)
-    profile.write_text(profile.read_text().replace('name = "tiny"', 'name = "teeny"'))
+    profile.write_text(profile.read_text().replace('"tiny"', '"teeny"'))
     paths = build_report([profile, other_profile], workdir / "r", out)
     assert sorted(path.name for path in out.parent.iterdir()) == [
         "both.html",

@@ -42,7 +42,7 @@ END_S = 600.0
 """Longest time of a job. It takes 20 s on idle cores, and 120 s beside ten others."""
 # Several buckets of gradients, accumulation, dropout, more than one epoch.
 PROFILE = f"""\
-schema_version = 2
+schema_version = 3
 [train]
 seq_length_tokens = 64
 layout = "packed"

@@ -1,7 +1,7 @@
 """A small profile, whose dataset is beside its directory."""
 
 PROFILE = """
-schema_version = 2
+schema_version = 3
 [train]
 micro_batch_size = 4
 learning_rate = 0.001

@@ -142,7 +142,7 @@ def test_accepts_assignment_that_keeps_the_model(profile, assignment):
     ("old", "new", "message"),
     [
         pytest.param(
-            "schema_version = 2",
+            "schema_version = 3",
             "schema_version = 99",
             "schema version 99",
             id="schema version",

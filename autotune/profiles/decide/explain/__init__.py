@@ -4,6 +4,7 @@ A setting was measured, set by you, or left at its default. Begin with ``setting
 which explains every setting by the evidence that decided it. The other modules explain
 the settings that a command measures: ``batch_sizes`` (probe), ``explored``
 (exploration), ``loader`` (worker sweep) and ``gradient_sync`` (network tuning).
+``own_settings`` explains those of your own code.
 """
 
 from autotune.profiles.decide.explain.explanation import Explanation

@@ -130,7 +130,7 @@ def _memory_figures(
 ) -> tuple[EvidenceFigure, ...]:
     """Return the largest micro-batch size that fits, its peak, and the budget."""
     known = profile.fingerprint.bytes_known
-    budget_bytes = profile.constraints.memory_budget_bytes
+    budget_bytes = profile.memory_budget_bytes
     return (
         figure(
             "largest that fits",
@@ -198,7 +198,7 @@ def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explan
         profile: Profile with the global batch in tokens.
         tokens_per_sequence: Non-padding tokens of a sequence, on average.
     """
-    tokens = profile.constraints.global_batch_tokens
+    tokens = profile.global_batch_tokens
     sequences = global_batch_size_of(tokens, tokens_per_sequence)
     origin: Origin = "constraint"
     hold = "hold"

@@ -1,12 +1,17 @@
 """Explanation of a setting of the DataLoader by the worker sweep. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autotune.base.units import format_share
 from autotune.base.wording import plural
 from autotune.evidence.advice import EvidenceFigure, figure
 from autotune.evidence.profile import Profile
-from autotune.evidence.workers import JointChoice, WorkersEvidence, WorkersRow
+from autotune.evidence.workers import (
+    CountEvidence,
+    CountRow,
+    JointChoice,
+    WorkersEvidence,
+)
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
 from trainer.config.train_config import DataSettings, Tag, tagged
 
@@ -35,7 +40,7 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
     chosen: object = workers.chosen
     because = workers.choice
     figures = [
-        _figure_of_count(row)
+        share_of_cached(row, len(row.padded_tokens_per_s), "evidence.workers.rows")
         for row in workers.rows
         if row.num_workers == workers.chosen
     ]
@@ -54,19 +59,25 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
     return Explanation(
         origin=origin,
         evidence=tuple(figures),
-        rejected=tuple(_rejected_counts(workers)),
+        rejected=tuple(rejected_counts(workers, workers.rows)),
         because=because,
     )
 
 
-def _figure_of_count(row: WorkersRow) -> EvidenceFigure:
-    """Return the throughput with a number of workers, relative to cached batches."""
+def share_of_cached(row: CountRow, windows: int, source: str) -> EvidenceFigure:
+    """Return the throughput with a number of workers, relative to cached batches.
+
+    Args:
+        row: Result with this number of workers.
+        windows: Number of its windows.
+        source: Key of the evidence.
+    """
     return figure(
         f"throughput relative to cached batches, {plural(row.num_workers, 'worker')}",
         row.ratio,
         "share",
-        "evidence.workers.rows",
-        n=len(row.padded_tokens_per_s),
+        source,
+        n=windows,
     )
 
 
@@ -81,9 +92,14 @@ def _figure_of_search(joint: JointChoice) -> EvidenceFigure:
     )
 
 
-def _rejected_counts(workers: WorkersEvidence) -> Iterator[str]:
-    """Yield the results of the numbers of workers that were not chosen, in words."""
-    for row in workers.rows:
+def rejected_counts(workers: CountEvidence, rows: Iterable[CountRow]) -> Iterator[str]:
+    """Yield the results of the numbers of workers that were not chosen, in words.
+
+    Args:
+        workers: Evidence of the sweep.
+        rows: Its results by number of workers.
+    """
+    for row in rows:
         if row.num_workers != workers.chosen:
             share = format_share(row.ratio_to_cached)
             yield (

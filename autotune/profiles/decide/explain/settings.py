@@ -20,6 +20,7 @@ from autotune.profiles.decide.explain.gradient_sync import (
     explain_gradient_sync,
 )
 from autotune.profiles.decide.explain.loader import explain_loader, is_decided_by_sweep
+from autotune.profiles.decide.explain.own_settings import explain_own_settings
 from trainer.config.train_config import Tag, TrainConfig, flatten_settings, tagged
 from trainer.formats.tables import nearest
 
@@ -36,7 +37,13 @@ _SUBJECT_OF_SETTING = {
 
 
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
-    """Return every setting of a profile with its reason, in the order of the schema."""
+    """Return every setting of a profile with its reason.
+
+    Settings of the bundled trainer have the order of the schema. Those of your own code
+    come first if they were tuned, then your fixed arguments.
+    """
+    if not profile.has_train:
+        return tuple(explain_own_settings(profile))
     train = profile.train
     values = flatten_settings(train.model_dump(mode="json"))
     defaults = flatten_settings(TrainConfig(model=train.model).model_dump(mode="json"))
@@ -78,12 +85,13 @@ def select_explanations(
 
     Args:
         all_explanations: Explanations of all settings.
-        key: Dotted name of the setting or group, with or without ``train.``.
+        key: Dotted name of the setting or group, with or without ``train.`` or
+            ``settings.``.
 
     Raises:
         BadInput: If there is no such setting or group.
     """
-    name = key.removeprefix("train.")
+    name = key.removeprefix("train.").removeprefix("settings.")
     selected = tuple(
         explanation
         for explanation in all_explanations

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from autotune.corpus.values import SequenceMeans
-from autotune.evidence.profile import Profile
+from autotune.evidence.profile import Argument, Profile
 from autotune.subjects.mlm.export.batch import batch_warnings, exported_batch
 from autotune.subjects.mlm.export.table import (
     Equivalence,
@@ -88,7 +88,7 @@ def export_profile(
 
 
 def export_own_values(
-    target_name: TargetName, tuned: Mapping[str, int]
+    target_name: TargetName, tuned: Mapping[str, Argument]
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Translate values that were tuned for your own training code.
 

@@ -1,0 +1,148 @@
+"""Explanation of each setting of your own code. Pure.
+
+The size and the number of workers were measured; other arguments are yours.
+"""
+
+from collections.abc import Iterator
+
+from autotune.base.units import format_bytes
+from autotune.evidence.advice import EvidenceFigure, figure
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Argument, Profile
+from autotune.evidence.workers import LoaderEvidence
+from autotune.profiles.decide.explain.explanation import Explanation, Origin
+from autotune.profiles.decide.explain.loader import rejected_counts, share_of_cached
+from autotune.profiles.decide.micro_batch import (
+    choose_by_throughput,
+    with_headroom,
+)
+
+_NUM_WORKERS = "num_workers"
+
+
+def explain_own_settings(profile: Profile) -> Iterator[Explanation]:
+    """Yield each tuned setting of your code, then its fixed arguments."""
+    for name, value in profile.settings.items():
+        yield _explain(profile, name, value)
+    for name, value in profile.subject.arguments.items():
+        if name not in profile.settings:
+            yield Explanation(
+                key=name,
+                value=value,
+                origin="requested",
+                because="an argument that you set; all figures hold only for it",
+            )
+
+
+def _explain(profile: Profile, name: str, value: Argument) -> Explanation:
+    """Explain a tuned setting by the evidence that decided it."""
+    probe, loader = profile.evidence.probe, profile.evidence.loader
+    if probe is not None and name == profile.subject.size:
+        return _explain_size(profile, probe, value)
+    if loader is not None and name == _NUM_WORKERS:
+        return _explain_workers(loader, value)
+    return Explanation(
+        key=name,
+        value=value,
+        origin="changed",
+        because="set by hand; no measurement decides it",
+    )
+
+
+def _explain_size(
+    profile: Profile, probe: ProbeEvidence, value: Argument
+) -> Explanation:
+    """Explain the searched size by the probe of your step."""
+    chosen = _chosen_size(profile, probe)
+    # Without throughput, memory alone decides.
+    origin: Origin = "measured" if probe.curve else profile.fingerprint.bytes_known
+    because = probe.choice
+    if value != chosen:
+        origin = "changed"
+        because = f"{chosen} was measured to be the best choice: {probe.choice}"
+    rejected = [f"{row.size}: out of memory" for row in probe.sizes if not row.fits]
+    return Explanation(
+        key=profile.subject.size,
+        value=value,
+        origin=origin,
+        because=because,
+        evidence=(
+            *_rate_figures(profile, probe, value),
+            *_size_figures(profile, probe),
+        ),
+        rejected=tuple(dict.fromkeys(rejected)),
+    )
+
+
+def _chosen_size(profile: Profile, probe: ProbeEvidence) -> int:
+    """Return the size that the probe chose, by throughput if that was measured."""
+    if probe.curve:
+        return choose_by_throughput(
+            probe.curve, probe.feasible_max, in_words=profile.subject.size_words
+        ).micro_batch_size
+    largest = probe.feasible_max // probe.multiple_of
+    headroom_share = profile.constraints.headroom_share
+    return with_headroom(largest, headroom_share) * probe.multiple_of
+
+
+def _rate_figures(
+    profile: Profile, probe: ProbeEvidence, value: Argument
+) -> Iterator[EvidenceFigure]:
+    """Yield the throughput at a size, if it was measured."""
+    subject = profile.subject
+    for point in probe.curve:
+        if point.micro_batch_size == value:
+            yield figure(
+                f"{subject.unit}/s at {subject.size_words(point.micro_batch_size)}",
+                point.padded_rate,
+                "count",
+                "evidence.probe.curve",
+                n=point.timed_steps,
+            )
+
+
+def _size_figures(profile: Profile, probe: ProbeEvidence) -> Iterator[EvidenceFigure]:
+    """Yield the largest size that fits, its peak, and the memory budget."""
+    known = profile.fingerprint.bytes_known
+    yield figure(
+        f"largest {profile.subject.size} that fits",
+        probe.feasible_max,
+        "count",
+        "evidence.probe.feasible_max",
+        known=known,
+    )
+    yield figure(
+        "its peak",
+        probe.feasible_peak_bytes,
+        "bytes",
+        "evidence.probe.feasible_peak_bytes",
+        known=known,
+    )
+    budget_bytes = profile.constraints.memory_budget_bytes
+    if budget_bytes is not None:
+        yield figure(
+            "memory budget", budget_bytes, "bytes", "constraints", known="assumed"
+        )
+
+
+def _explain_workers(loader: LoaderEvidence, value: Argument) -> Explanation:
+    """Explain the number of workers by the sweep of your loader."""
+    because = loader.choice
+    if value != loader.chosen:
+        because = f"{loader.chosen} was measured to be the best choice: {because}"
+    worker = []
+    if loader.worker_bytes is not None:
+        held = format_bytes(loader.worker_bytes)
+        worker.append(f"more workers: each holds {held} of private memory")
+    return Explanation(
+        key=_NUM_WORKERS,
+        value=value,
+        origin="measured" if value == loader.chosen else "changed",
+        because=because,
+        evidence=tuple(
+            share_of_cached(row, len(row.batches_per_s), "evidence.loader.rows")
+            for row in loader.rows
+            if row.num_workers == loader.chosen
+        ),
+        rejected=(*rejected_counts(loader, loader.rows), *worker),
+    )
