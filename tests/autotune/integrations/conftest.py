@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from autotune.integrations.probe import probe_step
 
+from autotune.integrations.probe import probe_step
 from autotune.integrations.stage import sweep_on
 from autotune.integrations.values import LoaderSweep, StepProbe
 from autotune.subjects.bench import open_own
