@@ -189,19 +189,16 @@ def _own_side(profile: Profile, name: str, common: Mapping[Circumstance, str]) -
     to compare.
     """
     subject = profile.subject
-    functions = [subject.function(role) for role in subject.sources]
-    circumstances: dict[Circumstance, str] = {
-        "model": ", ".join(function for function in functions if function is not None),
-        **common,
-    }
+    measured = subject.function("step") or subject.function("loader") or subject.words
+    circumstances: dict[Circumstance, str] = {"model": measured, **common}
     constraints = profile.constraints.model_dump(mode="json", exclude_none=True)
     return Side(
         kind="profile",
         name=name,
         circumstances=circumstances,
         settings={
-            **subject.arguments,
-            **profile.settings,
+            **flatten_table({"arguments": subject.arguments}),
+            **flatten_table({"settings": profile.settings}),
             **flatten_table({"constraints": constraints}),
         },
         facts={},
@@ -269,16 +266,16 @@ def _own_loader_figures(loader: LoaderEvidence | None) -> Iterable[Measurement]:
 
 
 def _own_headlines(profile: Profile) -> Iterable[Measurement]:
-    """Yield the training speed with the chosen number of workers, if it was measured.
+    """Yield the training speeds, the best known first.
 
-    It is in units per second if the size of a batch is known, else in batches.
+    With a loader it is that of the chosen number of workers, in units per second if the
+    size of a batch is known, else in batches.
     """
-    loader, subject, size = profile.evidence.loader, profile.subject, profile.size
-    if loader is None:
-        return
-    for row in loader.rows:
+    loader, probe = profile.evidence.loader, profile.evidence.probe
+    subject, size = profile.subject, profile.size
+    for row in () if loader is None else loader.rows:
         rates = positive_figures(row.batches_per_s)
-        if row.num_workers != loader.chosen or not rates:
+        if loader is None or row.num_workers != loader.chosen or not rates:
             continue
         metric = decide.BATCH_RATE
         if isinstance(size, int):
@@ -286,6 +283,15 @@ def _own_headlines(profile: Profile) -> Iterable[Measurement]:
             rates = [size * subject.units_per_size * rate for rate in rates]
         yield Measurement(
             metric=metric, of=_READ_FROM["windows"], estimate=estimate_windows(rates)
+        )
+    if probe is None or not isinstance(size, int):
+        return
+    point = probe.expected_throughput(size)
+    if point is not None:
+        yield Measurement(
+            metric=decide.unit_rate(subject.unit),
+            of=_READ_FROM["steps"],
+            estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
         )
 
 

@@ -7,9 +7,10 @@ from typing import Literal
 
 from autotune.errors import NotCheckable, ProfileRejected
 
-CheckResult = Literal["same", "error", "warning", "info", "unknown"]
+CheckResult = Literal["same", "error", "warning", "info", "unknown", "not compared"]
 """Result of a check: ``same``; the severity of a difference (``error``, ``warning``,
-``info``); or ``unknown`` if this machine has no value to compare with."""
+``info``); ``unknown`` if this machine has no value to compare with; or ``not compared``
+if no machine has one until you measure again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class Check:
     profile: str
     """Value in the profile."""
     here: str
-    """Value on this machine, or the reason why it cannot be checked."""
+    """Value on this machine, or the reason why it is not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ def _check_cells(check: Check) -> Row:
     here = short_value(check.here)
     if check.found == "same":
         here = ""
-    elif check.found == "unknown" and not is_sha256(check.here):
+    elif check.found in ("unknown", "not compared") and not is_sha256(check.here):
         # The reason why the field cannot be checked, which is shown in full.
         here = check.here
     result = _RESULT_WORDS.get(check.found, check.found)

@@ -23,6 +23,9 @@ _MACHINE_INDEPENDENT_FIELDS = (
     "python",
 )
 """Fingerprint fields that can be checked without the profile's GPU and host."""
+_FIELDS_OF_TRAINER = ("model_sha256", "dataset_hash")
+"""Fingerprint fields that only the bundled trainer has: the hash of your own code is in
+the place of a model's, and it has its own data."""
 _LIBRARIES = ("torch", "transformers")
 """Libraries whose versions are in the fingerprint, and which may be missing here."""
 
@@ -79,7 +82,11 @@ def verify_profile(
             _check_content(stored),
             *_check_repeated_fields(profile),
             *_check_sources(profile),
-            *check_fields(made_on, here, unknown),
+            *(
+                check
+                for check in check_fields(made_on, here, unknown)
+                if profile.has_train or check.field not in _FIELDS_OF_TRAINER
+            ),
         )
     )
 
@@ -122,14 +129,14 @@ def _check_content(stored: ProfileWithApproval) -> Check:
 
 
 def _check_sources(profile: Profile) -> Iterator[Check]:
-    """Yield a note on the source of each function of yours, which is not imported.
+    """Yield the source of each function of yours, which is not imported to compare it.
 
-    Measuring again compares it: the trials of another source do not count.
+    Measuring again does that: trials of another source do not count.
     """
     for role, sha256 in profile.subject.sources.items():
         yield Check(
             field=f"subject.sources.{role}",
-            found="info",
+            found="not compared",
             profile=field_text(sha256),
             here="your code is not imported to check it",
         )

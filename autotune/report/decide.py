@@ -122,9 +122,9 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
     """
     if phase == "probe":
         return probe_command(one.profile, one.path)
-    if not one.profile.has_train:
-        return workers_command(one.profile, one.path)
     evidence = one.profile.evidence
+    if not one.profile.has_train:
+        return _own_workers_command(one, evidence.loader)
     budget_s = USUAL_BUDGET_S
     if phase == "confirm":
         windows_s = [CONFIRM_WINDOW_S]
@@ -141,6 +141,22 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
         phase,
         one.path,
         window=f"{max(windows_s):g}s",
+        time_limit=f"{math.ceil(budget_s / 60)}min",
+    )
+
+
+def _own_workers_command(one: ReportedProfile, loader: CountEvidence | None) -> str:
+    """Return the command that sweeps the workers of your own loader, longer if again.
+
+    With the same windows, those in the trial log count, so that more time adds rounds.
+    """
+    if loader is None:
+        return workers_command(one.profile, one.path)
+    budget_s = max(USUAL_BUDGET_S, 2 * loader.seconds)
+    return workers_command(
+        one.profile,
+        one.path,
+        window=f"{loader.window_s:g}s",
         time_limit=f"{math.ceil(budget_s / 60)}min",
     )
 

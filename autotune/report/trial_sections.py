@@ -55,6 +55,9 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
     peak_header = "peak memory"
     if fingerprint.bytes_known != "measured":
         peak_header = "peak memory, allocator"
+    rate_header = "tokens/s incl. padding"
+    if not reported.profile.has_train:
+        rate_header = f"{reported.profile.subject.unit}/s"
     table = table_of(
         "Trials",
         rows,
@@ -64,7 +67,7 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
         ("ranks", "r", lambda row: str(row.finished.trial.ranks)),
         ("optimizer steps", "r", lambda row: row.steps_text),
         (peak_header, "r", lambda row: format_bytes(row.peak_bytes)),
-        ("tokens/s incl. padding", "r", lambda row: row.rate_text),
+        (rate_header, "r", lambda row: row.rate_text),
         ("time", "r", lambda row: format_seconds(row.finished.seconds)),
         ("detail", "l", lambda row: _failure_detail(row.finished.outcome)),
         long=True,

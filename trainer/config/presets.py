@@ -114,6 +114,11 @@ def _model_of_profile(path: Path) -> ModelSettings:
     """
     train = read_toml(path, if_missing="Pass an existing profile.").get("train")
     model = train.get("model") if isinstance(train, dict) else None
+    if model is None:
+        raise BadConfig(
+            f"{path} names no model: it has no [train.model] table",
+            next_step="Pass a profile of the bundled trainer, or a config.json.",
+        )
     return parse_table(ModelSettings, model, where=f"{path}: train.model")
 
 

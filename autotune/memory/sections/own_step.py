@@ -7,6 +7,7 @@ from autotune.base.document import bulleted, facts_table, table_of
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_seconds
+from autotune.base.wording import format_bounds, format_number
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.follow_up import probe_command, workers_command
@@ -115,6 +116,31 @@ def step_lines(profile: Profile) -> Iterator[str]:
         )
 
 
+def _rates_table(profile: Profile, found: ProbeEvidence) -> tuple[doc.Block, ...]:
+    """Return the table of throughput by size, unless none was measured."""
+    if not found.curve:
+        return ()
+    table = table_of(
+        f"Throughput by {profile.subject.size}",
+        found.curve,
+        (profile.subject.size, "r", lambda point: str(point.micro_batch_size)),
+        (
+            f"{profile.subject.unit}/s",
+            "r",
+            lambda point: format_number(point.padded_tokens_per_s),
+        ),
+        (
+            "95 % interval",
+            "r",
+            lambda point: format_bounds(
+                point.padded_rate.low, point.padded_rate.high, format_number
+            ),
+        ),
+        ("step", "r", lambda point: format_seconds(point.step_s)),
+    )
+    return (table,)
+
+
 def step_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the report's blocks on the largest size: facts, chart and reasons."""
     profile = reported.profile
@@ -156,9 +182,10 @@ def step_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
         (row.size, row.peak_bytes) for row in found.sizes if row.fits and row.peak_bytes
     )
     facts = facts_table(f"Largest {subject.size}", rows)
+    rates = _rates_table(profile, found)
     reasons = bulleted(step_lines(profile))
     if not fitted:
-        return (facts, reasons)
+        return (facts, *rates, reasons)
     points = tuple(doc.Point(x=size, y=float(peak)) for size, peak in fitted)
     chart = doc.Chart(
         title=f"Memory by {subject.size}",
@@ -189,4 +216,4 @@ def step_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
             ),
         ),
     )
-    return (facts, chart, reasons)
+    return (facts, chart, *rates, reasons)

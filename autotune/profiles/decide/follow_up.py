@@ -107,15 +107,16 @@ def _subject_options(subject: SubjectTable) -> dict[str, object]:
     }
 
 
-def workers_command(profile: Profile, path: object) -> str:
+def workers_command(profile: Profile, path: object, **options: object) -> str:
     """Return the command that sweeps the DataLoader workers of a profile.
 
     Args:
         profile: Profile that a probe wrote.
         path: Path of the profile.
+        options: Options to add, as for ``command``.
     """
     if profile.has_train:
-        return command("workers", path)
+        return command("workers", path, **options)
     subject = profile.subject
     step_time = None
     if subject.function("step") is None:
@@ -128,6 +129,7 @@ def workers_command(profile: Profile, path: object) -> str:
         path,
         loader=subject.function("loader") or "MODULE:build_loader",
         step_time=step_time,
+        **options,
     )
 
 

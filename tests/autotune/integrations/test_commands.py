@@ -33,7 +33,7 @@ def test_probes_an_example_until_out_of_memory(says, examples, name):
             "--json",
         )
     )
-    step = printed["steps"][0]["evidence"]["step"]
+    step = printed["steps"][0]["evidence"]["probe"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
     assert step["trains"] == (name != "accelerate_token_classifier")
     assert step["optimizer_steps"] == 3
@@ -61,7 +61,7 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
         for length in (64, 128)
     )
     sizes = [
-        tomllib.loads(path.read_text())["tuned"]["micro_batch_size"]
+        tomllib.loads(path.read_text())["evidence"]["probe"]["feasible_max"]
         for path in (short, long)
     ]
     assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.1)
@@ -77,10 +77,16 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
     )
     assert "your step" in says(*workers, "--max-workers", "1", "--here")
     tables = tomllib.loads(short.read_text())
-    assert tables["subject"]["loader"] == "hostile:sleepy"
-    assert {"micro_batch_size", "num_workers"} == set(tables["tuned"])
+    assert tables["subject"]["table"]["loader_function"] == "hostile:sleepy"
+    assert {"step", "loader"} == set(tables["subject"]["sources"])
+    assert {"micro_batch_size", "num_workers"} == set(tables["settings"])
     assert "hostile:behaves, hostile:sleepy" in says("profile", "show", short)
-    assert "source" in says("profile", "verify", short)
+    explained = says("profile", "show", short, "--explain")
+    assert "out of memory" in says("profile", "show", short, "micro_batch_size")
+    assert "an argument that you set" in explained
+    verified = says("profile", "verify", short)
+    assert "subject.sources.step" in verified
+    assert "all rates match trials" in verified
     says("profile", "approve", short, "--by", "me")
     assert (
         json.loads(says("profile", "show", short, "--json"))["approval"] == "approved"
@@ -98,12 +104,18 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
     ).read_text()
     assert "hostile:behaves (seq_length=64)" in page
     assert "Memory by micro_batch_size" in page
+    compared = says("compare", short, long)
+    assert "largest micro_batch_size" in compared
+    assert "seq_length" in compared
+    assert "Quality" in says("report", short, "--format", "pr")
     says(*probe)  # resumes: the same profile, with what was measured of its loader
-    assert tomllib.loads(short.read_text())["evidence"].keys() == {"step", "loader"}
+    assert tomllib.loads(short.read_text())["evidence"].keys() == {"probe", "loader"}
     short.write_text(short.read_text().replace("num_workers = ", "num_workers = 1", 1))
     assert "voided" in says("profile", "approve", short)
-    for command in (("train", short), ("plan", short), ("advise", short)):
-        assert "a profile of your own training code" in says(*command, code=3)
+    for command in ("train", "plan", "advise", "network", "baseline", "confirm"):
+        message = says(command, short, code=7)
+        assert f"autotune {command} requires settings of the bundled trainer" in message
+    assert "Add your own loader" in says("workers", short, code=7)
 
 
 def test_traces_own_model_before_trials(says, workdir):
@@ -128,7 +140,7 @@ def test_traces_own_model_before_trials(says, workdir):
             "--json",
         )
     )
-    step = printed["steps"][0]["evidence"]["step"]
+    step = printed["steps"][0]["evidence"]["probe"]
     assert step["not_traced"] is None
     assert step["traced_max"] == pytest.approx(step["feasible_max"], rel=0.15)
 

@@ -1,0 +1,90 @@
+"""Reports of your own training code, alone and beside the bundled trainer."""
+
+import json
+
+import pytest
+
+from autotune.evidence.profile import Constraints, Evidence
+from autotune.profiles.store import write_profile
+from autotune.profiles.toml_file import profile_to_toml
+from testbed.examples.own_profiles import own_profile, own_sweep, probed_only
+from testbed.examples.profiles import but
+
+EXAMPLE = own_profile()
+
+
+@pytest.fixture
+def path(workdir):
+    path = workdir / "mine.toml"
+    write_profile(path, EXAMPLE)
+    return path
+
+
+@pytest.fixture
+def built(says, workdir):
+    """Return a function that builds a report and returns its facts and Markdown."""
+
+    def call(*words):
+        says("report", *words, "--out", "a")
+        facts = json.loads((workdir / "a.json").read_text())
+        return facts, (workdir / "a.md").read_text()
+
+    return call
+
+
+def test_report_has_every_measured_part(path, built):
+    facts, markdown = built(path)
+    assert "# Tuning report: mine:build_step (seq_length=64)" in markdown
+    assert "batch 7 · num_workers 1" in markdown
+    assert "Memory by batch" in markdown
+    assert "Throughput by num_workers" in markdown
+    assert "source of the step, hash" in markdown
+    (profile,) = facts["profiles"]
+    assert profile["profile"]["settings"] == EXAMPLE.settings
+    assert profile["commands"] == [
+        "autotune probe --step mine:build_step --set seq_length=64 --along batch"
+        f" --memory 1GiB --out {path}",
+        f"autotune workers {path} --loader mine:build_loader",
+    ]
+
+
+@pytest.mark.parametrize("lacking", ["probe", "loader"])
+def test_missing_part_names_its_command(path, built, lacking):
+    path.write_text(profile_to_toml(but(EXAMPLE, evidence={lacking: None})))
+    facts, _ = built(path)
+    commands = [command for part in facts["missing"] for command in part["commands"]]
+    name = {"probe": "autotune probe", "loader": "autotune workers"}[lacking]
+    assert any(command.startswith(name) for command in commands)
+
+
+def test_unavailable_parts_are_named_once(path, built):
+    facts, markdown = built(path)
+    assert markdown.count("require settings of the bundled trainer") == 1
+    assert not any("baseline" in str(part["commands"]) for part in facts["missing"])
+
+
+def test_profile_without_evidence_has_a_report(path, built):
+    bare = {"evidence": Evidence(), "constraints": Constraints()}
+    path.write_text(profile_to_toml(EXAMPLE.model_copy(update=bare)))
+    facts, _ = built(path)
+    assert facts["profiles"][0]["quality"]["grade"] == "low"
+
+
+def test_sweep_without_windows_counts_as_missing(path, built):
+    sweep = own_sweep().model_copy(update={"rows": []})
+    path.write_text(profile_to_toml(but(EXAMPLE, evidence={"loader": sweep})))
+    facts, _ = built(path)
+    assert "Data loading" in [part["section"] for part in facts["missing"]]
+
+
+def test_report_beside_the_bundled_trainer(path, built):
+    facts, markdown = built(path, "p.toml")
+    assert len(facts["profiles"]) == 2
+    assert "mine:build_step (seq_length=64), tiny" in markdown
+    assert "Throughput by micro-batch" in markdown
+
+
+def test_pull_request_names_the_next_command(path, says):
+    path.write_text(profile_to_toml(probed_only(EXAMPLE)))
+    lines = says("report", path, "--format", "pr")
+    assert f"autotune workers {path} --loader MODULE:build_loader" in lines
