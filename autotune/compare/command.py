@@ -59,10 +59,12 @@ def compare(
     if as_json:
         print(
             answer_json(
-                [
-                    {**jsonable(found), "gate": judged}
-                    for found, judged in zip(every, gates, strict=True)
-                ]
+                {
+                    "comparisons": [
+                        {**jsonable(found), "gate": judged}
+                        for found, judged in zip(every, gates, strict=True)
+                    ]
+                }
             )
         )
     else:

@@ -54,16 +54,16 @@ def show(
     With KEY or --explain: the origin of a setting (measured, requested, or default) and
     the measurements behind it.
     """
-    from autotune.base.answer_json import answer_json, jsonable
+    from autotune.base.answer_json import answer_json
     from autotune.profiles.approval import read_with_approval
-    from autotune.profiles.sections import profile_text
+    from autotune.profiles.sections import profile_answer, profile_text
 
     stored = read_with_approval(profile, reports)
     if key is not None or explain:
         _show_explanations(stored, key, as_json=as_json)
     elif as_json:
         answer = {
-            **jsonable(stored.profile),
+            **profile_answer(stored.profile),
             "intact": stored.intact,
             "approval": stored.approval.state,
         }
@@ -90,7 +90,7 @@ def _show_explanations(
         settings = select_explanations(settings, key)
     explore = stored.profile.evidence.explore
     if as_json:
-        print(answer_json(settings))
+        print(answer_json({"settings": settings}))
     elif key is not None:
         print("\n\n".join(map(explanation_text, settings)))
     else:

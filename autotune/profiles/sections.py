@@ -49,6 +49,15 @@ def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
     return console_text((table, Pairs(pairs=pairs)))
 
 
+def profile_answer(profile: Profile) -> dict[str, Any]:
+    """Return the tables of a profile as JSON.
+
+    The version of its format is left out: the document of a command has its own.
+    """
+    tables: dict[str, Any] = jsonable(profile)
+    return {name: table for name, table in tables.items() if name != "schema_version"}
+
+
 def written_answer(written: WrittenProfile) -> dict[str, Any]:
     """Return the JSON of a command: the profile, its path, and every trial."""
     trials = [
@@ -61,7 +70,11 @@ def written_answer(written: WrittenProfile) -> dict[str, Any]:
         for finished in written.trials
     ]
     answer: dict[str, Any] = jsonable(
-        {"profile": written.path, **jsonable(written.profile), "trials": trials}
+        {
+            "profile": written.path,
+            **profile_answer(written.profile),
+            "trials": trials,
+        }
     )
     return answer
 

@@ -55,7 +55,9 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
 
 @pytest.fixture
 def compared(workdir, says):
-    return lambda *words: json.loads(says("compare", *words, "--json"))[0]
+    return lambda *words: json.loads(says("compare", *words, "--json"))["comparisons"][
+        0
+    ]
 
 
 def _verdicts(comparison) -> dict:
@@ -177,7 +179,7 @@ def test_compares_several_with_the_first(workdir, says):
         _write_run(name, speed, seed=speed)
         for name, speed in (("a", 1000), ("b", 1001), ("c", 850))
     ]
-    comparisons = json.loads(says("compare", *names, "--json"))
+    comparisons = json.loads(says("compare", *names, "--json"))["comparisons"]
     assert [
         (comparison["a"]["name"], comparison["b"]["name"]) for comparison in comparisons
     ] == [

@@ -19,8 +19,7 @@ def compared(says, workdir):
         (workdir / "a.toml").write_text(profile_to_toml(EXAMPLE))
         (workdir / "b.toml").write_text(profile_to_toml(profile))
         answer = json.loads(says("compare", "a.toml", "b.toml", "--json", *words))
-        comparisons = answer.get("comparisons") if isinstance(answer, dict) else answer
-        return comparisons[0]
+        return answer["comparisons"][0]
 
     return call
 

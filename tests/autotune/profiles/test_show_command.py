@@ -72,7 +72,7 @@ def test_show_key_explains_one_setting(workdir, says):
 
 def test_show_key_explains_a_group(workdir, says):
     answer = json.loads(says(*SHOW, "data", "--json"))
-    keys = {explanation["key"] for explanation in answer}
+    keys = {explanation["key"] for explanation in answer["settings"]}
     assert keys >= {"data.path", "data.num_workers"}
 
 
