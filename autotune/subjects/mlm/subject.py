@@ -82,7 +82,7 @@ class MlmSubject(StrictTable):
         )
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
-        """Return nothing: the trainer's whole step is traced, by a job of its own."""
+        """Return nothing: the trainer's whole step is traced, by another job."""
         return None
 
     def apply(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
