@@ -31,12 +31,12 @@ from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
 from autotune.search.history import ExploreRequest
 from autotune.search.stage import explore_request
-from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session, open_session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.measure import training_trial
+from autotune.workers.windows import training_trial
 from testbed.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
@@ -262,12 +262,12 @@ def _read_all(
 ) -> Grid:
     training, starting = request.training, request.cells[0]
     grid = Grid(
-        model=training.config.model.name,
+        model=training.subject.config.model.name,
         starting=starting,
         window_s=training.request.window_s,
     )
     taken: dict[Configuration, list[float]] = {}
-    site = bench.fingerprint(training.config.model)
+    site = bench.fingerprint(training.subject.config.model)
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(trial_log, site, lambda *_: None, expected_trials=0)
         numbers = itertools.count()
@@ -312,7 +312,7 @@ def _read_group(
             cell.name,
         )
         if isinstance(outcome, Measured):
-            rates[cell] = request.rate_of(cell, TrainingFigures.of(outcome))
+            rates[cell] = request.rate_of(cell, WindowFigures.of(outcome))
             taken.setdefault(cell, []).append(runner.finished[-1].seconds)
     if not all(map(math.isfinite, rates.values())) or cells[0] not in rates:
         raise ValueError(f"group {number} could not be read: {cells[0].name}")

@@ -30,19 +30,21 @@ from autotune.evidence.explore import Configuration
 from autotune.machine.host import SystemHost
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, confirm
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.measure import TrainingWindows
+from autotune.workers.windows import windows_of_trainer
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
 from testbed.corpora import real_lengths, write_corpus
 from testbed.fakes import FakeClock, FakeMachine
 from testbed.programs import run_program
 from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.manifest import SpecialIds
 
 REPLAYS = 40
 MINUTES = 15.0
@@ -178,7 +180,7 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
     means, deviations = grid.mean_log_ratios(), grid.deviations()
 
     def simulate(trial: Trial) -> Outcome:
-        config = trial.measured["config"]
+        config = trial.config
         cell = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
         # A recorded ratio deviates by what both of its windows do, so all of it is the
@@ -196,7 +198,7 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
         losses = [4 - step / 100 for step in range(trial.measured["min_steps"])]
         return Measured(
             figures=_figures(rate)
-            | ({"losses": losses} if trial.measured.get("losses") else {})
+            | ({"losses": losses} if trial.step_arguments.get("losses") else {})
         )
 
     return FakeMachine(simulate)
@@ -207,8 +209,9 @@ def _figures(tokens_per_s: float) -> dict[str, Any]:
         "optimizer_steps": 4,
         "discarded_batches": 0,
         "steps": 2,
-        "tokens_per_s": tokens_per_s,
-        "padded_tokens_per_s": tokens_per_s,
+        "unit": "tokens",
+        "units_per_s": tokens_per_s,
+        "padded_units_per_s": tokens_per_s,
         "data_wait_share": 0.0,
         "window_start_s": 0.0,
         "window_end_s": 1.0,
@@ -239,9 +242,12 @@ def _request(grid: Grid) -> ExploreRequest:
         window_s=grid.window_s,
         trial_timeout_s=600.0,
     )
-    training = TrainingWindows(
-        request=request, config=TrainConfig(model=model), limits=limits
+    subject = MlmSubject(
+        config=TrainConfig(model=model),
+        vocab_size=100,
+        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
     )
+    training = windows_of_trainer(subject, request, limits)
     # Global batches of which every micro-batch is useful in full: the recorded rates
     # have it in them already.
     multiple = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))

@@ -30,15 +30,17 @@ from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
-from autotune.workers.decide.count_statistics import Count, Round, WindowFigures
+from autotune.workers.decide.count_statistics import Count, CountWindow, Round
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersRule
-from autotune.workers.measure import Sweep, TrainingWindows
+from autotune.workers.measure import WorkerSweep
+from autotune.workers.windows import windows_of_trainer
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.loader import SimulatedFeed
@@ -232,8 +234,8 @@ def _round(feed: SimulatedFeed, counts: Sequence[Count]) -> Round:
     windows = {}
     for count in counts:
         reading = feed.read(count)
-        windows[count] = WindowFigures(
-            tokens_per_s=reading.tokens_per_s, data_wait_share=reading.data_wait_share
+        windows[count] = CountWindow(
+            units_per_s=reading.tokens_per_s, data_wait_share=reading.data_wait_share
         )
     return windows
 
@@ -348,8 +350,13 @@ def measure_real() -> dict[str, dict[str, Any]]:
             runner = TrialRunner(
                 machine=machine, trial_log=trial_log, site=name, clock=SystemClock()
             )
-            training = TrainingWindows(request=request, config=config, limits=limits)
-            swept = Sweep(training=training, runner=runner, budget_s=request.budget_s)
+            subject = MlmSubject(
+                config=config,
+                vocab_size=manifest.vocab_size,
+                special_ids=manifest.special_ids,
+            )
+            windows = windows_of_trainer(subject, request, limits)
+            swept = WorkerSweep(windows=windows, runner=runner)
             choice = swept.run()
             results[name] = {
                 "expected": expected,

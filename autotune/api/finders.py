@@ -20,11 +20,12 @@ from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.errors import AutotuneError
 from autotune.integrations.stage import run_probe, sweep_on
-from autotune.integrations.values import MAX_SIZE, LoaderSweep, StepProbe
+from autotune.integrations.values import MAX_SIZE, StepProbe
 from autotune.machine.measured_device import DeviceChoice
 from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.bench import OwnBench, open_own
 from autotune.subjects.jobs.describe import described_sha256
+from autotune.subjects.jobs.load import named_parameters
 from autotune.subjects.own.subject import (
     IN_TRIAL,
     SIZE,
@@ -34,6 +35,7 @@ from autotune.subjects.own.subject import (
 )
 from autotune.subjects.subject import Argument
 from autotune.trials.session import open_bench
+from autotune.trials.sweep_request import SweepRequest
 from trainer.formats.errors import TrainerError
 
 STARTING_BATCH_SIZE = 128
@@ -75,6 +77,10 @@ class BatchSize(ValueToUse):
 class NumWorkers(ValueToUse):
     """Result of ``find_num_workers``: the fewest workers that keep up."""
 
+    settings: Mapping[str, int | bool]
+    """Arguments of the loader to use: ``num_workers``, and ``prefetch_factor`` and
+    ``pin_memory`` if no number of workers was sufficient and other values are
+    faster."""
     undecided_between: tuple[int, ...]
     """Fewest and most workers that may be sufficient; empty if it is decided."""
     keeps_up: bool
@@ -197,24 +203,25 @@ def find_num_workers(
         loader_function=labels["loader"],
         arguments=dict(arguments or {}),
     )
-    sweep = LoaderSweep(
-        code=code,
+    request = SweepRequest(
         reports=Path(reports),
-        step_time_s=None if step_time is None else _seconds(step_time),
+        replayed_step_s=None if step_time is None else _seconds(step_time),
         budget_s=_seconds(time_limit),
         window_s=_seconds(window),
         max_workers=max_workers,
     )
     choice: DeviceChoice = "cpu" if step_time is not None else device
     with _opened(
-        choice, code, sweep.trial_timeout_s, functions if here else None
+        choice, code, request.trial_timeout_s, functions if here else None
     ) as bench:
         found, _ = sweep_on(
-            bench, sweep, *profile_paths(None, [code.name], bench.site.name)
+            bench, code, request, *profile_paths(None, [code.name], bench.site.name)
         )
     row = next(one for one in found.rows if one.num_workers == found.chosen)
+    settings = found.loader_settings
     return NumWorkers(
-        value=found.chosen,
+        value=settings["num_workers"],
+        settings=settings,
         undecided_between=tuple(found.undecided_between),
         keeps_up=found.keeps_up,
         ratio_to_cached=row.ratio_to_cached,
@@ -334,6 +341,9 @@ def _opened(
                 for role, function in functions.items()
             }
             subject = Subject(**code.model_dump() | hashes)
+            loader_parameters: frozenset[str] = frozenset()
+            if "loader" in functions:
+                loader_parameters = named_parameters(functions["loader"])
             yield OwnBench(
                 site=opened.site,
                 server=opened.server,
@@ -341,6 +351,7 @@ def _opened(
                 display=opened.display,
                 load_average_1min=opened.load_average_1min,
                 subject=subject,
+                loader_parameters=loader_parameters,
                 directory=Path(),
                 in_this_process=True,
             )

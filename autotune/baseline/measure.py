@@ -23,7 +23,7 @@ from autotune.memory.probe import FIT_STEPS
 from autotune.memory.size_probe import step_fields
 from autotune.memory.values import StepRequest
 from autotune.subjects.mlm.subject import MlmSubject
-from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import (
     HostOutOfMemory,
     Measured,
@@ -33,11 +33,11 @@ from autotune.trials.outcomes import (
 )
 from autotune.trials.rounds import Rounds
 from autotune.trials.values import Trial
-from autotune.workers.measure import TrainingWindows, training_trial
+from autotune.workers.windows import SubjectWindows, training_trial
 from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import Manifest
 
-RoundFigures = dict[RecipeName, TrainingFigures]
+RoundFigures = dict[RecipeName, WindowFigures]
 """Figures of one round's windows, without those of recipes that failed."""
 
 
@@ -45,7 +45,7 @@ RoundFigures = dict[RecipeName, TrainingFigures]
 class BaselineRunner:
     """Measurement of recipes in rounds of windows, until their speedups are precise."""
 
-    training: TrainingWindows
+    training: SubjectWindows[MlmSubject]
     """Request, tuned configuration and limits of all windows."""
     recipes: dict[RecipeName, Recipe]
     """Recipes that are compared, the tuned one first. A baseline that does not fit is
@@ -204,7 +204,7 @@ class BaselineRunner:
         figures: RoundFigures = {}
         for name, outcome in outcomes.items():
             if isinstance(outcome, Measured):
-                figures[name] = TrainingFigures.of(outcome)
+                figures[name] = WindowFigures.of(outcome)
             else:
                 self.failures[name] = f"{describe(outcome)} in round {number + 1}"
         self.rounds.append(figures)
@@ -225,7 +225,7 @@ class BaselineRunner:
                 "a window of the tuned settings", outcome
             )
 
-    def _windows_of(self, name: RecipeName) -> list[TrainingFigures]:
+    def _windows_of(self, name: RecipeName) -> list[WindowFigures]:
         """Return the figures of a recipe's windows so far."""
         return [figures[name] for figures in self.rounds if name in figures]
 
@@ -234,12 +234,12 @@ class BaselineRunner:
         windows = self._windows_of(name)
         return [self._rate(name, window) for window in windows]
 
-    def _rate(self, name: RecipeName, window: TrainingFigures) -> float:
+    def _rate(self, name: RecipeName, window: WindowFigures) -> float:
         """Return the non-padding tokens/s of one of a recipe's windows."""
         share = self.non_padding_shares[name]
         if share is None:
-            return window.tokens_per_s
-        return share * window.padded_tokens_per_s
+            return window.units_per_s
+        return share * window.padded_units_per_s
 
     def _speedup(self, name: RecipeName) -> Interval:
         """Return the tuned settings' speedup over a recipe that was measured."""
@@ -255,7 +255,7 @@ class BaselineRunner:
         """Return a recipe's row of the evidence."""
         differences_from_tuned = differences(
             self.recipes[name],
-            self.training.config,
+            self.training.subject.config,
             self.training.limits.local_ranks,
         )
         windows = self._windows_of(name)

@@ -19,7 +19,7 @@ from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.rounds import Rounds
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.measure import training_windows
+from autotune.workers.windows import training_windows
 from trainer.data.dataset import TokenDataset
 
 

@@ -106,7 +106,6 @@ LARGEST = Metric(
     unit="rows",
     needs=(*_WORK, "machine", "layout", "memory budget"),
 )
-BATCH_RATE = Metric(name="batches/s", unit="units/s", words=_SPEED, needs=_PLACE)
 
 
 def largest(size: str) -> Metric:

@@ -24,13 +24,13 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.evidence.profile import Profile
-from autotune.evidence.workers import LoaderEvidence
+from autotune.evidence.workers import BATCHES, WorkersEvidence
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import Rate, positive_figures, training_rates
 from autotune.profiles.decide.run_rates import settled_steps
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.job_figures import StepFigures, WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from autotune.trials.values import TrialRecord
@@ -204,7 +204,7 @@ def _own_side(profile: Profile, name: str, common: Mapping[Circumstance, str]) -
         facts={},
         measurements=(
             *_own_step_figures(profile),
-            *_own_loader_figures(profile.evidence.loader),
+            *_own_loader_figures(profile.evidence.workers),
         ),
         headlines=tuple(_own_headlines(profile)),
     )
@@ -242,22 +242,21 @@ def _own_step_figures(profile: Profile) -> Iterable[Measurement]:
         )
 
 
-def _own_loader_figures(loader: LoaderEvidence | None) -> Iterable[Measurement]:
+def _own_loader_figures(workers: WorkersEvidence | None) -> Iterable[Measurement]:
     """Yield the rates of a loader of yours, and the waits for its data."""
-    if loader is None:
+    if workers is None:
         return
-    if rates := positive_figures(loader.cached_batches_per_s):
+    metric = decide.unit_rate(workers.unit)
+    if rates := positive_figures(workers.cached_units_per_s):
         yield Measurement(
-            metric=decide.BATCH_RATE,
+            metric=metric,
             of="upper bound, cached batches",
             estimate=estimate_windows(rates),
         )
-    for row in loader.rows:
+    for row in workers.rows:
         of = _many(row.num_workers, "DataLoader worker")
-        if rates := positive_figures(row.batches_per_s):
-            yield Measurement(
-                metric=decide.BATCH_RATE, of=of, estimate=estimate_windows(rates)
-            )
+        if rates := positive_figures(row.units_per_s):
+            yield Measurement(metric=metric, of=of, estimate=estimate_windows(rates))
         yield Measurement(
             metric=decide.DATA_WAIT,
             of=of,
@@ -271,14 +270,14 @@ def _own_headlines(profile: Profile) -> Iterable[Measurement]:
     With a loader it is that of the chosen number of workers, in units per second if the
     size of a batch is known, else in batches.
     """
-    loader, probe = profile.evidence.loader, profile.evidence.probe
+    workers, probe = profile.evidence.workers, profile.evidence.probe
     subject, size = profile.subject, profile.size
-    for row in () if loader is None else loader.rows:
-        rates = positive_figures(row.batches_per_s)
-        if loader is None or row.num_workers != loader.chosen or not rates:
+    for row in () if workers is None else workers.rows:
+        rates = positive_figures(row.units_per_s)
+        if workers is None or row.num_workers != workers.chosen or not rates:
             continue
-        metric = decide.BATCH_RATE
-        if isinstance(size, int):
+        metric = decide.unit_rate(workers.unit)
+        if workers.unit == BATCHES and isinstance(size, int):
             metric = decide.unit_rate(subject.unit)
             rates = [size * subject.units_per_size * rate for rate in rates]
         yield Measurement(
@@ -336,7 +335,7 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
                 estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
             )
     if workers is not None:
-        if rates := positive_figures(workers.cached_padded_tokens_per_s):
+        if rates := positive_figures(workers.cached_units_per_s):
             yield Measurement(
                 metric=decide.WINDOW_RATE,
                 of="upper bound, cached batches",
@@ -344,7 +343,7 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
             )
         for row in workers.rows:
             of = _many(row.num_workers, "DataLoader worker")
-            if rates := positive_figures(row.padded_tokens_per_s):
+            if rates := positive_figures(row.units_per_s):
                 yield Measurement(
                     metric=decide.WINDOW_RATE, of=of, estimate=estimate_windows(rates)
                 )
@@ -483,7 +482,7 @@ def _tuning_side(path: Path) -> Side:
     measured = [
         one
         for one in every
-        if one.job in ("step", "training") and one.outcome["kind"] == "measured"
+        if one.job in ("step", "window") and one.outcome["kind"] == "measured"
     ]
     if not measured:
         what = (
@@ -559,7 +558,7 @@ def _tuning_side(path: Path) -> Side:
 def _what(record: TrialRecord) -> str:
     """Describe a trial in words that do not depend on this project's version."""
     measured = record.measured
-    config, loader = record.trial.config, _table(record.trial.config, "data")
+    config, loader = record.trial.config, record.trial.loader_arguments
     words = [
         _many(config.get("micro_batch_size"), "sequence"),
         _many(measured.get("local_ranks", 1), "rank"),
@@ -634,8 +633,8 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
                 metric=decide.PEAK_MEMORY, of=of, estimate=estimate_single(max(peaks))
             )
         return
-    windows = [TrainingFigures.of(outcome) for outcome in rated]
-    if rates := positive_figures(one.padded_tokens_per_s for one in windows):
+    windows = [WindowFigures.of(outcome) for outcome in rated]
+    if rates := positive_figures(one.padded_units_per_s for one in windows):
         yield Measurement(
             metric=decide.WINDOW_RATE, of=of, estimate=estimate_windows(rates)
         )

@@ -19,10 +19,11 @@ from autotune.errors import OutOfTime
 from autotune.evidence.confirm import SplitRates
 from autotune.evidence.probe import ProbeEvidence
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.trials.job_figures import TrainingFigures
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.rounds import Rounds
-from autotune.workers.measure import TrainingWindows, training_trial
+from autotune.workers.windows import SubjectWindows, training_trial
 
 MIN_STEPS = 2
 """Fewest optimizer steps of a window."""
@@ -32,7 +33,7 @@ MIN_STEPS = 2
 class SplitRunner:
     """Measurement of splits in rounds, until the promised rate is precise."""
 
-    training: TrainingWindows
+    training: SubjectWindows[MlmSubject]
     """Request for windows of the profile's training."""
     probe: ProbeEvidence
     """Evidence of the profile's probe."""
@@ -109,7 +110,9 @@ class SplitRunner:
         names = [f"micro-batch {size}" for size in sizes]
         trials = {}
         for size, name in zip(sizes, names, strict=True):
-            config = self.training.config.model_copy(update={"micro_batch_size": size})
+            config = self.training.subject.config.model_copy(
+                update={"micro_batch_size": size}
+            )
             trial = training_trial(
                 self.training,
                 config,
@@ -122,7 +125,7 @@ class SplitRunner:
         outcomes = self.windows.measure_round(number, trials, self._check_chosen)
         for size, outcome in outcomes.items():
             if isinstance(outcome, Measured):
-                figures = TrainingFigures.of(outcome)
+                figures = WindowFigures.of(outcome)
                 self.rates_by_size[size].append(self._rate(size, figures))
             else:
                 self.failures[size] = describe(outcome)
@@ -146,7 +149,7 @@ class SplitRunner:
     def _accumulation_steps(self, size: int) -> int:
         """Return the micro-batches of each rank in a step of training."""
         ranks = self.training.limits.local_ranks
-        global_batch_size = max(self.training.config.global_batch_size, ranks)
+        global_batch_size = max(self.training.subject.config.global_batch_size, ranks)
         split = split_global_batch(global_batch_size, size, ranks)
         return split.gradient_accumulation_steps
 
@@ -156,15 +159,15 @@ class SplitRunner:
             self._accumulation_steps(size), size, self.probe.curve
         )
 
-    def _rate(self, size: int, figures: TrainingFigures) -> float:
+    def _rate(self, size: int, figures: WindowFigures) -> float:
         """Return the non-padding tokens/s of training that a window shows.
 
         A step of training may have empty sequences, which a window has not. Its tokens
         are those of average sequences, so that the samples of a window add no noise.
         """
-        config = self.training.config
+        config = self.training.subject.config
         ranks = self.training.limits.local_ranks
         sequences = self._accumulation_steps(size) * size * ranks
         non_empty_share = config.global_batch_size / sequences
         non_padding_share = self.probe.tokens_per_sequence / config.seq_length_tokens
-        return figures.padded_tokens_per_s * non_empty_share * non_padding_share
+        return figures.padded_units_per_s * non_empty_share * non_padding_share

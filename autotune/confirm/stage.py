@@ -26,7 +26,7 @@ from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.measure import training_windows
+from autotune.workers.windows import training_windows
 
 
 def confirm_profile(

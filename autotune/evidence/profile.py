@@ -24,7 +24,7 @@ from autotune.evidence.confirm import ConfirmEvidence
 from autotune.evidence.explore import ExploreEvidence
 from autotune.evidence.network import NetworkEvidence
 from autotune.evidence.probe import ProbeEvidence
-from autotune.evidence.workers import LoaderEvidence, WorkersEvidence
+from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.values import is_pretended
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
@@ -117,8 +117,6 @@ class Evidence(StrictTable):
     """Throughput of the tuned settings, as promised and as delivered by training."""
     baseline: BaselineEvidence | None = None
     """Speed of the tuned settings, compared with defaults."""
-    loader: LoaderEvidence | None = None
-    """Throughput of your own loader by number of workers."""
 
 
 class Constraints(StrictTable):

@@ -8,18 +8,20 @@ from autotune.base.interval import Interval, RatioBounds
 from autotune.evidence.gpu_use import GpuUse, Share
 from trainer.formats.tables import StrictTable
 
+BATCHES = "batches"
+"""Unit of the rates of a step that does not count its work."""
 _VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
 """Words for users, by verdict."""
 
 
-class CountRow(RatioBounds):
-    """Results of the windows of a sweep with one number of DataLoader workers.
-
-    The sweep is of the trainer's own loader, or of yours.
-    """
+class WorkersRow(RatioBounds):
+    """Results of the windows of a sweep with one number of DataLoader workers."""
 
     num_workers: NonNegativeInt
     """DataLoader workers of each rank."""
+    units_per_s: list[float]
+    """Units/s in each window, of all local ranks, with padding if the step counts it.
+    ``WorkersEvidence.unit`` names the unit."""
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, from the ratios within
     rounds."""
@@ -28,8 +30,15 @@ class CountRow(RatioBounds):
     data_wait_share: Share
     """Median share of a window in which GPUs waited for data, summed over local
     ranks."""
+    processes: NonNegativeInt | None = None
+    """Most worker processes that a rank had; None if they were not counted."""
     memory_bytes: PositiveInt | None = None
     """Memory of all local ranks and their workers, the largest of all windows."""
+    model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
+    """Model FLOP/s of a rank, without padding, in each window; empty if the step does
+    not count FLOPs, or was replayed."""
+    storage_bytes_per_s: NonNegativeFloat | None = None
+    """Median rate of reads from storage rather than from memory."""
     gpu: GpuUse | None = None
     """Use of the GPUs as means over all windows and GPUs; None without a GPU."""
 
@@ -44,35 +53,24 @@ class CountRow(RatioBounds):
         return self.bounded(self.ratio_to_cached)
 
 
-class WorkersRow(CountRow):
-    """Results of windows of the trainer with one number of DataLoader workers."""
-
-    padded_tokens_per_s: list[float]
-    """Tokens/s including padding in each window, of all local ranks."""
-    model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
-    """Model FLOP/s of a rank for non-padding tokens, in each window; empty if the step
-    was replayed."""
-    storage_bytes_per_s: NonNegativeFloat | None = None
-    """Median rate of reads from storage rather than from memory."""
-
-
 class JointChoice(RatioBounds):
     """Result of a joint search over workers, prefetching and pinning.
 
-    The search runs if no number of workers is sufficient.
+    The search runs if no number of workers is sufficient. A setting that the loader
+    does not take, or that was not varied, is None.
     """
 
     trials: PositiveInt
     """Number of settings that were tried."""
     num_workers: NonNegativeInt
     """DataLoader workers of each rank, in the best settings that were tried."""
-    prefetch_factor: PositiveInt
+    prefetch_factor: PositiveInt | None = None
     """Micro-batches that each of these workers loads ahead."""
-    pin_memory: bool
+    pin_memory: bool | None = None
     """True if these settings pin memory for copies to the GPU."""
     ratio_to_workers_alone: PositiveFloat
-    """Throughput over that of the best number of workers with the profile's other
-    settings, from the ratios within rounds."""
+    """Throughput over that of the best number of workers with the other settings as
+    they were, from the ratios within rounds."""
     adopted: bool
     """True if it is faster at 98 % confidence and is in the profile."""
 
@@ -81,9 +79,19 @@ class JointChoice(RatioBounds):
         """Ratio to workers alone with its bounds."""
         return self.bounded(self.ratio_to_workers_alone)
 
+    @property
+    def settings(self) -> dict[str, int | bool]:
+        """The settings by name, without those that are None."""
+        settings = {
+            "num_workers": self.num_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "pin_memory": self.pin_memory,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
 
-class CountEvidence(StrictTable):
-    """Sufficient number of workers, with its evidence."""
+
+class WorkersEvidence(StrictTable):
+    """Sufficient number of DataLoader workers of a subject, with its evidence."""
 
     chosen: NonNegativeInt
     """DataLoader workers of each rank."""
@@ -100,6 +108,21 @@ class CountEvidence(StrictTable):
     """Most DataLoader workers of a rank that the sweep could try."""
     max_workers_because: str
     """Reason for ``max_workers``, in words."""
+    unit: str
+    """Unit of all rates, as a plural: that of the subject, or ``batches`` if its step
+    does not count its work."""
+    counts_padding: bool
+    """True if rates count padding too, so that the samples of a window add no noise."""
+    cached_units_per_s: list[float]
+    """Units/s of the same step on cached batches, in each window."""
+    rows: list[WorkersRow]
+    """Results by number of workers, in ascending order."""
+    joint: JointChoice | None = None
+    """Result of the joint search; None if there was none."""
+    local_ranks: PositiveInt
+    """Ranks that trained together on this node."""
+    consumer: str
+    """Consumer of the batches: the training step, or a replay of one."""
     window_s: PositiveFloat
     """Minimum duration of a window."""
     windows: PositiveInt
@@ -110,21 +133,13 @@ class CountEvidence(StrictTable):
     """Source of the GPU figures, or the reason why they are missing."""
     replayed_step_s: PositiveFloat | None = None
     """Time of a replayed micro-batch; None if the training step ran."""
-
-
-class WorkersEvidence(CountEvidence):
-    """Sufficient number of DataLoader workers of the trainer, with its evidence."""
-
-    cached_padded_tokens_per_s: list[float]
-    """Tokens/s including padding of the same step on cached batches, in each window."""
-    rows: list[WorkersRow]
-    """Results by number of workers, in ascending order."""
-    joint: JointChoice | None = None
-    """Result of the joint search; None if there was none."""
-    local_ranks: PositiveInt
-    """Ranks that trained together on this node."""
-    consumer: str
-    """Consumer of the batches: the training step, or a replay of one."""
+    worker_bytes: PositiveInt | None = None
+    """Private memory of the largest DataLoader worker; None if none was measured."""
+    batch_bytes: NonNegativeInt | None = None
+    """Bytes of the tensors of the largest batch that was measured; None if unknown."""
+    epoch_batches: PositiveInt | None = None
+    """Batches of an epoch of a rank, if one ended within a window, so that restarting
+    the loader is part of its cost."""
     data_filesystem: str | None = None
     """Type of the file system that the dataset is on; None if unknown."""
     data_on_network: bool = False
@@ -133,33 +148,14 @@ class WorkersEvidence(CountEvidence):
     """Power, clocks and power cap of the GPU while the step runs on cached batches."""
 
     @property
+    def rate_unit(self) -> str:
+        """Unit of the rates in words, for headers: ``batches/s``."""
+        padding = " incl. padding" if self.counts_padding else ""
+        return f"{self.unit}/s{padding}"
+
+    @property
     def loader_settings(self) -> dict[str, int | bool]:
         """Settings of the DataLoader that the sweep chose, by name."""
         if self.joint is None or not self.joint.adopted:
             return {"num_workers": self.chosen}
-        return {
-            "num_workers": self.joint.num_workers,
-            "prefetch_factor": self.joint.prefetch_factor,
-            "pin_memory": self.joint.pin_memory,
-        }
-
-
-class LoaderRow(CountRow):
-    """Results of windows of your own loader with one number of workers."""
-
-    batches_per_s: list[PositiveFloat]
-    processes: NonNegativeInt
-    """Worker processes that were started."""
-
-
-class LoaderEvidence(CountEvidence):
-    """Sufficient number of workers of your own loader, with its evidence."""
-
-    cached_batches_per_s: list[PositiveFloat]
-    rows: list[LoaderRow]
-    worker_bytes: PositiveInt | None = None
-    """Private memory of the largest worker."""
-    batch_bytes: NonNegativeInt
-    epoch_batches: PositiveInt | None = None
-    """Batches of an epoch, if one ended within a window, so that restarting the loader
-    is part of its cost."""
+        return self.joint.settings

@@ -13,8 +13,10 @@ from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.integrations.values import LoaderSweep, StepProbe
+    from autotune.integrations.values import StepProbe
     from autotune.machine.measured_device import DeviceChoice
+    from autotune.subjects.own.subject import OwnCode
+    from autotune.trials.sweep_request import SweepRequest
 
 
 def probe_own(
@@ -64,7 +66,8 @@ def probe_own(
 
 def sweep_own(
     context: typer.Context,
-    sweep: "LoaderSweep",
+    code: "OwnCode",
+    request: "SweepRequest",
     choice: "DeviceChoice",
     job: JobOptions,
     *,
@@ -75,22 +78,24 @@ def sweep_own(
     from autotune.integrations.stage import sweep_own as run
     from autotune.profiles.sections import written_answer
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.workers.own_sections import own_workers_text
+    from autotune.workers.sections import own_workers_text
 
     asked = JobRequest(
-        name=f"workers-{sweep.code.name}",
-        purpose=f"Finds the workers that {sweep.code.loader_function} needs.",
-        expected_minutes=sweep.budget_s / 60 + 1,
-        trial_timeout_s=sweep.trial_timeout_s,
-        ranks=1,
-        on_gpus=sweep.step_time_s is None and choice != "cpu",
+        name=f"workers-{code.name}",
+        purpose=f"Finds the workers that {code.loader_function or code.words} needs.",
+        expected_minutes=request.budget_s / 60 + 1,
+        trial_timeout_s=request.trial_timeout_s,
+        ranks=request.local_ranks or 1,
+        on_gpus=request.replayed_step_s is None and choice != "cpu",
         reports=job.reports,
     )
     if job.submitted_or_rejected(context, asked):
         return
     # The time of a trial of your code is unknown: a short one is assumed.
-    sys.stderr.write(sweep_time_text("workers", "cpu", sweep.window_s, sweep.budget_s))
-    found = run(choice, sweep, None if out == NOT_GIVEN else out)
+    sys.stderr.write(
+        sweep_time_text("workers", "cpu", request.window_s, request.budget_s)
+    )
+    found = run(choice, code, request, None if out == NOT_GIVEN else out)
     print(
         answer_json(written_answer(found)) if job.as_json else own_workers_text(found)
     )

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autotune import __version__
 from autotune.base.log import LOG
@@ -23,9 +22,8 @@ from autotune.evidence.profile import (
     SubjectTable,
     update_profile,
 )
-from autotune.evidence.workers import LoaderEvidence
-from autotune.integrations.loader_sweep import sweep_loader
-from autotune.integrations.values import LoaderSweep, StepProbe
+from autotune.evidence.workers import WorkersEvidence
+from autotune.integrations.values import StepProbe
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import (
     DeviceChoice,
@@ -52,7 +50,10 @@ from autotune.subjects.bench import OwnBench, open_own
 from autotune.subjects.own.subject import SIZE, OwnCode
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import report_directory
+from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
+from autotune.workers.windows import windows_of_code
 from trainer.formats.events import utc_now
 
 
@@ -222,10 +223,10 @@ def size_probe_of(
     )
 
 
-def sweep_request(
-    codes: Sequence[OwnCode], profile: Path, **limits: Any
-) -> LoaderSweep:
-    """Return the request for a sweep.
+def loader_to_sweep(
+    codes: Sequence[OwnCode], profile: Path, request: SweepRequest
+) -> OwnCode:
+    """Return the functions whose loader is swept.
 
     A profile of your own code gives its step and its arguments.
 
@@ -250,54 +251,53 @@ def sweep_request(
         code = code.model_copy(
             update=update | {"along": subject.size, "arguments": arguments}
         )
-    if code.loader_function is None:
+    if code.loader({}) is None:
         raise UsageError(
             "--step needs a loader to feed it",
             next_step="Add --loader my_module:build_loader",
         )
-    if limits.get("step_time_s") is None and code.step_function is None:
-        next_step = (
-            "Add --step my_module:build_step; or --step-time 120ms, the duration of a"
-            " step"
-        )
+    if request.replayed_step_s is None and code.step_function is None:
         raise UsageError(
-            "nothing consumes the batches of --loader", next_step=next_step
+            "nothing consumes the batches of --loader",
+            next_step=(
+                "Add --step my_module:build_step; or --step-time 120ms, the duration of"
+                " a step"
+            ),
         )
-    return LoaderSweep(code=code, **limits)
+    return code
 
 
 def sweep_own(
-    choice: DeviceChoice, sweep: LoaderSweep, out: Path | None
+    choice: DeviceChoice, code: OwnCode, request: SweepRequest, out: Path | None
 ) -> WrittenProfile:
     """Find the fewest workers of a loader of yours, and write them into a profile.
 
     Raises:
         ProfileRejected: If ``out`` exists and is of other code, or of another machine.
     """
-    replayed = sweep.step_time_s is not None
+    replayed = request.replayed_step_s is not None
     with open_own(
-        "cpu" if replayed else choice, sweep.code, sweep.trial_timeout_s
+        "cpu" if replayed else choice, code, request.trial_timeout_s
     ) as bench:
-        (path,) = profile_paths(out, [sweep.code.name], bench.site.name)
+        (path,) = profile_paths(out, [code.name], bench.site.name)
         old = _earlier_profile(path, bench, given=out is not None, replayed=replayed)
-        code = sweep.code
+        swept = code
         if old is not None:
-            sweep = _at_probed_size(sweep, old)
+            swept, request = _at_probed_size(code, request, old)
         if (
-            sweep.code.step_function is not None
-            and sweep.step_time_s is None
-            and sweep.code.along not in sweep.code.arguments
+            swept.step_function is not None
+            and request.replayed_step_s is None
+            and swept.along not in swept.arguments
         ):
-            what = (
-                f"{path} does not say with which {sweep.code.along} to measure"
-                f" {sweep.code.step_function}"
+            raise BadInput(
+                f"{path} does not say with which {swept.along} to measure"
+                f" {swept.step_function}",
+                next_step=(
+                    f"Probe it first: autotune probe --step {swept.step_function}; or"
+                    f" add --set {SIZE}=N"
+                ),
             )
-            next_step = (
-                f"Probe it first: autotune probe --step {sweep.code.step_function}; or"
-                f" add --set {SIZE}=N"
-            )
-            raise BadInput(what, next_step=next_step)
-        evidence, runner = sweep_on(bench, sweep, path)
+        evidence, runner = sweep_on(bench, swept, request, path)
         profile = _with_sweep(old, bench, runner, code, evidence)
         write_profile(path, profile)
         return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
@@ -331,10 +331,10 @@ def _with_sweep(
     bench: OwnBench,
     runner: TrialRunner,
     code: OwnCode,
-    evidence: LoaderEvidence,
+    evidence: WorkersEvidence,
 ) -> Profile:
     """Return the profile with the result of a sweep, and with its loader."""
-    settings: dict[str, Argument] = {"num_workers": evidence.chosen}
+    settings: dict[str, Argument] = {**evidence.loader_settings}
     if old is None:
         return _new_profile(
             bench,
@@ -343,12 +343,12 @@ def _with_sweep(
             command="workers",
             settings=settings,
             constraints=Constraints(),
-            evidence=Evidence(loader=evidence),
+            evidence=Evidence(workers=evidence),
         )
     swept = update_profile(
         old,
         command="workers",
-        evidence={"loader": evidence},
+        evidence={"workers": evidence},
         settings=settings,
         provenance={
             "created_utc": utc_now(),
@@ -359,60 +359,68 @@ def _with_sweep(
     # The fixed arguments stay those of the probe.
     loader = loader.model_copy(
         update={
-            "table": {"loader_function": code.loader_function},
-            "sources": {"loader": loader.sources["loader"]},
+            "table": {
+                name: value
+                for name, value in loader.table.items()
+                if name == "loader_function"
+            },
+            "sources": {
+                role: sha256
+                for role, sha256 in loader.sources.items()
+                if role == "loader"
+            },
         }
     )
     return swept.model_copy(update={"subject": with_functions(old.subject, loader)})
 
 
-def _at_probed_size(sweep: LoaderSweep, profile: Profile) -> LoaderSweep:
-    """Return the sweep with the size that a profile found.
+def _at_probed_size(
+    code: OwnCode, request: SweepRequest, profile: Profile
+) -> tuple[OwnCode, SweepRequest]:
+    """Return the functions with the size that a profile chose, and the request.
 
     A training function is replayed, as it has its own data.
     """
-    code, step = sweep.code, profile.evidence.probe
+    probe = profile.evidence.probe
     size = profile.settings.get(code.along)
     if not isinstance(size, int) or code.along in code.arguments:
-        return sweep
-    arguments = {**code.arguments, code.along: size}
-    sweep = replace(sweep, code=code.model_copy(update={"arguments": arguments}))
-    if step is None or not step.trains or sweep.step_time_s is not None:
-        return sweep
-    step_s = next(
-        (
-            row.step_s
-            for row in step.sizes
-            if row.size == step.feasible_max and row.step_s
-        ),
-        None,
-    )
-    if step_s is None:
-        next_step = "Add --step-time T, the duration of its step."
+        return code, request
+    code = code.model_copy(update={"arguments": {**code.arguments, code.along: size}})
+    if probe is None or not probe.trains or request.replayed_step_s is not None:
+        return code, request
+    largest_steps_s = [
+        row.step_s
+        for row in probe.sizes
+        if row.size == probe.feasible_max and row.step_s
+    ]
+    if not largest_steps_s:
         raise BadInput(
             f"{code.step_function} is a training loop, and its step was not timed",
-            next_step=next_step,
+            next_step="Add --step-time T, the duration of its step.",
         )
-    step_time_s = step_s * size / step.feasible_max
-    replayed = f"a step of {format_seconds(step_time_s)} is replayed"
+    replayed_step_s = largest_steps_s[0] * size / probe.feasible_max
     sys.stderr.write(
-        f"info: {code.step_function} is a training loop with its data; {replayed}\n"
+        f"info: {code.step_function} is a training loop with its data; a step of"
+        f" {format_seconds(replayed_step_s)} is replayed\n"
     )
-    return replace(sweep, step_time_s=step_time_s)
+    return code, replace(request, replayed_step_s=replayed_step_s)
 
 
 def sweep_on(
-    bench: OwnBench, sweep: LoaderSweep, path: Path
-) -> tuple[LoaderEvidence, TrialRunner]:
+    bench: OwnBench, code: OwnCode, request: SweepRequest, path: Path
+) -> tuple[WorkersEvidence, TrialRunner]:
     """Find the fewest workers on an open bench.
 
     The trials are in the trial log of the profile at ``path``.
     """
-    with bench.display.show(
-        f"workers {sweep.code.loader_function}", budget_s=sweep.budget_s
-    ) as update:
+    loader = code.code().get("loader", code.words)
+    with bench.display.show(f"workers {loader}", budget_s=request.budget_s) as update:
         runner = bench.runner(
-            report_directory(path, sweep.reports), bench.fingerprint, update, 24
+            report_directory(path, request.reports),
+            bench.fingerprint,
+            update,
+            EXPECTED_TRIALS,
         )
-        runner.budget_ends_s = sweep.ends_s
-        return sweep_loader(sweep, bench, runner), runner
+        runner.budget_ends_s = request.budget_ends_s
+        windows = windows_of_code(code, request, bench)
+        return sweep_workers(windows, runner, bench.site), runner

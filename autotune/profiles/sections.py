@@ -105,7 +105,7 @@ def _missing_rows(profile: Profile) -> Iterator[Row]:
     if profile.evidence.probe is None:
         reason = "not measured: autotune probe --step"
         yield [profile.subject.size, None, reason]
-    if profile.evidence.loader is None:
+    if profile.evidence.workers is None:
         yield ["num_workers", None, "not measured: autotune workers --loader"]
 
 

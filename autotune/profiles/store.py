@@ -141,16 +141,12 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
     old = known_profile(path, profile.fingerprint)
     if old is None:
         return profile
-    swept = {
-        name: evidence
-        for name in ("workers", "loader")
-        if (evidence := getattr(old.evidence, name)) is not None
-    }
+    workers = old.evidence.workers
     # Workers that suffice for one step may not for a faster one.
     with_sweep = _with_loader_settings(profile, old)
-    if not swept or with_sweep is None:
+    if workers is None or with_sweep is None:
         return profile
-    return update_profile(with_sweep, command="workers", evidence=swept)
+    return update_profile(with_sweep, command="workers", evidence={"workers": workers})
 
 
 def _with_loader_settings(profile: Profile, old: Profile) -> Profile | None:

@@ -14,7 +14,7 @@ from autotune.base.wording import plural
 from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
 from autotune.evidence.baseline import BaselineEvidence, RecipeName, row_of
-from autotune.evidence.workers import CountEvidence
+from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
 from autotune.profiles.decide.follow_up import (
@@ -124,7 +124,7 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
         return probe_command(one.profile, one.path)
     evidence = one.profile.evidence
     if not one.profile.has_train:
-        return _own_workers_command(one, evidence.loader)
+        return _own_workers_command(one, evidence.workers)
     budget_s = USUAL_BUDGET_S
     if phase == "confirm":
         windows_s = [CONFIRM_WINDOW_S]
@@ -145,18 +145,18 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
     )
 
 
-def _own_workers_command(one: ReportedProfile, loader: CountEvidence | None) -> str:
+def _own_workers_command(one: ReportedProfile, workers: WorkersEvidence | None) -> str:
     """Return the command that sweeps the workers of your own loader, longer if again.
 
     With the same windows, those in the trial log count, so that more time adds rounds.
     """
-    if loader is None:
+    if workers is None:
         return workers_command(one.profile, one.path)
-    budget_s = max(USUAL_BUDGET_S, 2 * loader.seconds)
+    budget_s = max(USUAL_BUDGET_S, 2 * workers.seconds)
     return workers_command(
         one.profile,
         one.path,
-        window=f"{loader.window_s:g}s",
+        window=f"{workers.window_s:g}s",
         time_limit=f"{math.ceil(budget_s / 60)}min",
     )
 
@@ -200,7 +200,7 @@ def _doubts_on_own_code(one: ReportedProfile) -> Iterator[Doubt]:
         yield Doubt("larger sizes were not tried")
     elif probe.varies_bytes:
         yield Doubt("steps of one size differ in memory")
-    yield from _doubts_on_workers(one.profile.evidence.loader)
+    yield from _doubts_on_workers(one.profile.evidence.workers)
     yield from _disturbances(one.trials, "workers")
 
 
@@ -215,7 +215,7 @@ def _disturbances(
         yield Doubt(f"{words} disturbed by other load or throttling", phase)
 
 
-def _doubts_on_workers(workers: CountEvidence | None) -> Iterator[Doubt]:
+def _doubts_on_workers(workers: WorkersEvidence | None) -> Iterator[Doubt]:
     """Yield a doubt if the number of DataLoader workers is not known."""
     if workers is None:
         yield Doubt("DataLoader workers were not measured", "workers")

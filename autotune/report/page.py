@@ -44,7 +44,6 @@ from autotune.report.sections import URGENT, answer, bottleneck_words, recipe_ch
 from autotune.report.trial_sections import trials_section
 from autotune.report.values import ReportedRun
 from autotune.search.sections import exploration_section
-from autotune.workers.own_sections import loader_section
 from autotune.workers.sections import workers_section
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ def _evidence(
     add_of_trainer("Step time", "steps", lambda one: _step(one, reported))
     add("Memory", "memory", _memory)
     add_of_trainer("Throughput by micro-batch", "curve", curve_section)
-    add("Data loading", "workers", _data_loading)
+    add("Data loading", "workers", workers_section)
     add_of_trainer("Promised and delivered", "confirm", confirm_section)
     add_of_trainer("Kernels", "kernels", kernels_section)
     parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
@@ -265,11 +264,6 @@ def _recommendations(
 def _memory(one: ReportedProfile) -> Made:
     """Return the section on memory, of the bundled trainer or of a step of yours."""
     return memory_section(one) if one.profile.has_train else step_section(one)
-
-
-def _data_loading(one: ReportedProfile) -> Made:
-    """Return the section on workers, of the bundled trainer or of a loader of yours."""
-    return workers_section(one) if one.profile.has_train else loader_section(one)
 
 
 def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:

@@ -207,7 +207,7 @@ def _next_command(one: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
     again = quality.command if quality.grade == "low" else None
     following = f"autotune train {one.quoted}"
     if not one.profile.has_train:
-        lacks_workers = one.profile.evidence.loader is None
+        lacks_workers = one.profile.evidence.workers is None
         following = (
             workers_command(one.profile, one.path)
             if lacks_workers
@@ -226,14 +226,14 @@ def _own_values(profile: Profile) -> str:
 
 def _own_settings(one: ReportedProfile) -> doc.Words:
     """Return the tuned values of your code with their limits, and what is lacking."""
-    probe, loader = one.profile.evidence.probe, one.profile.evidence.loader
+    probe, workers = one.profile.evidence.probe, one.profile.evidence.workers
     notes = []
     if probe is not None:
         notes.append(f"max {probe.feasible_max:,}")
-    if loader is None:
+    if workers is None:
         notes.append("workers not measured")
-    elif loader.undecided_between:
-        counts = " and ".join(map(str, loader.undecided_between))
+    elif workers.undecided_between:
+        counts = " and ".join(map(str, workers.undecided_between))
         notes.append(f"workers undecided between {counts}")
     rest = f" ({'; '.join(notes)})" if notes else ""
     return (doc.Strong(text=_own_values(one.profile)), rest)

@@ -11,7 +11,7 @@ from autotune.evidence.profile import Fingerprint, Profile
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.job_figures import StepFigures, WindowFigures
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory, describe
 from autotune.trials.values import FinishedTrial
 
@@ -136,8 +136,8 @@ def _trial_row(finished: FinishedTrial, fingerprint: Fingerprint) -> _TrialRow:
         return _TrialRow(finished=finished)
     if finished.trial.job == "step":
         row = _step_row(finished, StepFigures.of(outcome))
-    elif finished.trial.job == "training":
-        row = _training_row(finished, TrainingFigures.of(outcome))
+    elif finished.trial.job == "window":
+        row = _window_row(finished, WindowFigures.of(outcome))
     else:
         return _TrialRow(finished=finished)
     rate_is_real = has_rate(
@@ -162,10 +162,10 @@ def _step_row(finished: FinishedTrial, step: StepFigures) -> _TrialRow:
     )
 
 
-def _training_row(finished: FinishedTrial, window: TrainingFigures) -> _TrialRow:
+def _window_row(finished: FinishedTrial, window: WindowFigures) -> _TrialRow:
     return _TrialRow(
         finished=finished,
         optimizer_steps=window.optimizer_steps,
         peak_bytes=window.memory_bytes,
-        padded_tokens_per_s=window.padded_tokens_per_s,
+        padded_tokens_per_s=window.padded_units_per_s,
     )

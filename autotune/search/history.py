@@ -13,9 +13,10 @@ from autotune.search.decide import (
     posterior,
     useful_share,
 )
-from autotune.trials.job_figures import TrainingFigures
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Contaminated, Outcome, OutOfMemory, describe
-from autotune.workers.measure import TrainingWindows
+from autotune.workers.windows import SubjectWindows
 from trainer.config.train_config import TrainConfig
 from trainer.formats.batch_split import Layout
 
@@ -31,7 +32,7 @@ _SURE = 8
 class ExploreRequest:
     """Configurations to search, with the global batch and limits of the search."""
 
-    training: TrainingWindows
+    training: SubjectWindows[MlmSubject]
     """Training windows of the starting configuration; the budget covers the search and
     the verification after it."""
     cells: tuple[Configuration, ...]
@@ -55,18 +56,18 @@ class ExploreRequest:
         """Return the training configuration of ``cell``, at the same global batch."""
         rows = {"global_batch_size": self.global_batch_size[cell.layout]}
         other = {"global_batch_tokens": None, "global_batch_samples": None}
-        return self.training.config.model_copy(update=cell.model_dump() | rows | other)
+        return self.training.subject.config.model_copy(
+            update=cell.model_dump() | rows | other
+        )
 
-    def rate_of(self, cell: Configuration, figures: TrainingFigures) -> float:
+    def rate_of(self, cell: Configuration, figures: WindowFigures) -> float:
         """Return the non-padding tokens/s that a window means for training.
 
         The training has the global batch.
         """
         share = self.non_padding_shares[cell.layout]
         real = (
-            figures.tokens_per_s
-            if share is None
-            else share * figures.padded_tokens_per_s
+            figures.units_per_s if share is None else share * figures.padded_units_per_s
         )
         return real * useful_share(
             cell, self.global_batch_size, self.training.limits.local_ranks

@@ -28,12 +28,12 @@ from autotune.trials.decide.equal_loss import (
     LossVerdict,
     check_loss,
 )
-from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
-from autotune.workers.measure import training_trial
+from autotune.workers.windows import training_trial
 
 TOGETHER = 3
 """Number of configurations that are proposed at once and share one window of the
@@ -310,7 +310,7 @@ class Exploration:
 
         outcomes = self.reading.measure_round(number, trials, check)
         ran = {
-            cell: TrainingFigures.of(one)
+            cell: WindowFigures.of(one)
             for cell, one in outcomes.items()
             if isinstance(one, Measured)
         }
@@ -439,9 +439,15 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
         config = search.request.config_of(cells[name]).model_copy(
             update={"warmup_steps": CHECK_WARM_UP_STEPS}
         )
-        length = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True}
         trial = training_trial(
-            search.request.training, config, 0, [label], cached=True, **length
+            search.request.training,
+            config,
+            0,
+            [label],
+            cached=True,
+            window_s=0.0,
+            min_steps=LOSS_STEPS,
+            losses=True,
         )
         return search.reading.measure_window(trial, label)
 

@@ -40,7 +40,7 @@ from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.measure import training_windows
+from autotune.workers.windows import training_windows
 from trainer.config.compilers import missing_for_compile, missing_for_triton
 from trainer.config.packages import has_flash_attention_4
 from trainer.config.train_config import (

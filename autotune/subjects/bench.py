@@ -22,9 +22,6 @@ from autotune.trials.session import open_bench
 from autotune.trials.trial_bench import Bench
 from autotune.trials.values import JOB_MODULES, JobName, Trial, TrialRequest
 
-_JOB_OF_ROLE: Mapping[str, JobName] = {"step": "step", "loader": "own_loader"}
-"""Job that runs a function of each role."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBench(Bench):
@@ -34,6 +31,8 @@ class OwnBench(Bench):
     directory: Path
     """Directory from which modules are imported; the working directory of all
     trials."""
+    loader_parameters: frozenset[str] = frozenset()
+    """Names of the parameters of the function that builds the loader."""
     model: str | None = None
     """``build_model`` in the module of the step, if it has one."""
     forked: bool = True
@@ -53,13 +52,16 @@ class OwnBench(Bench):
 
     def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
         """Return the trial of a request, with inputs that depend on this machine."""
+        return asked.trial(timeout_s=timeout_s, **self.local_inputs(timeout_s), **local)
+
+    def local_inputs(self, timeout_s: float) -> dict[str, Any]:
+        """Return the inputs of each trial that depend on this machine."""
         used = self.site.used_bytes_by_gpu[0] if self.site.used_bytes_by_gpu else None
-        here = {
+        return {
             "directory": str(self.directory.resolve()),
             "limit_s": timeout_s,
             "device_used_before_bytes": used,
         }
-        return asked.trial(timeout_s=timeout_s, **here, **local)
 
 
 @contextlib.contextmanager
@@ -129,6 +131,7 @@ def open_own(
             display=bench.display,
             load_average_1min=bench.load_average_1min,
             directory=directory,
+            loader_parameters=frozenset(told["loader_parameters"]),
             model=told["model"],
             forked=forked,
             subject=subject,
@@ -186,6 +189,16 @@ def check_arguments(
         )
 
 
+def _jobs_of(code: OwnCode) -> list[str]:
+    """Return the modules of the jobs that call functions of the code."""
+    jobs: list[JobName] = []
+    if code.step({}) is not None:
+        jobs.append("step")
+    if code.loader({}) is not None:
+        jobs.append("window")
+    return [JOB_MODULES[job] for job in jobs]
+
+
 def _adapter_modules(code: OwnCode) -> list[str]:
     """Return the modules of functions that wrap yours, to be imported before yours."""
     calls = (code.step({}), code.loader({}))
@@ -198,12 +211,11 @@ def _adapter_modules(code: OwnCode) -> list[str]:
 def _preload(
     code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True
 ) -> Preload:
+    loader = code.loader({})
     options: dict[str, Any] = {
         "functions": code.code(),
-        "jobs": [
-            *(JOB_MODULES[_JOB_OF_ROLE[role]] for role in code.code()),
-            *_adapter_modules(code),
-        ],
+        "loader_builder": None if loader is None else loader.function,
+        "jobs": [*_jobs_of(code), *_adapter_modules(code)],
         "directory": str(directory.resolve()),
         "resolved": resolved,
         "timeout_s": timeout_s,

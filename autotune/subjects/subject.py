@@ -22,14 +22,17 @@ child process of a trial imports and calls them:
   function gets as ``opened``.
 - The function of ``loader`` gets its arguments, and of ``num_workers``,
   ``prefetch_factor`` and ``pin_memory`` those that it takes. It returns an iterable of
-  batches. A step that takes an argument gets each batch.
+  batches, those of one rank, which may have ``LoaderFacts``. A step that takes an
+  argument gets each batch.
+- Both functions of a timed window get ``round_number`` if they have a parameter of this
+  name: windows of one round are compared, and another round may have other data.
 - The function of ``model`` gets its arguments and the size. It returns a module and its
   batch, on the meta device, from which memory is predicted before any trial.
 
 What a subject cannot give is None; capabilities skip it and say so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
@@ -87,9 +90,13 @@ class StepFacts:
     """
 
     micro_batches: int | None = None
-    """Micro-batches of each rank in an optimizer step; None for one in each call."""
+    """Micro-batches of each rank in an optimizer step; None for one in each call. In a
+    window, the step is called with a list of as many batches of the loader."""
     model_flops: float | None = None
     """FLOPs that the model requires for an optimizer step on this rank."""
+    work: Callable[[Any], Mapping[str, float]] | None = None
+    """Returns the work of a batch of the loader: ``units`` without padding,
+    ``padded_units`` with it, and ``model_flops``. Without it, batches are counted."""
     prepare: Callable[[], object] | None = None
     """Called once before the first step."""
     begin_together: Callable[[], object] | None = None
@@ -99,8 +106,31 @@ class StepFacts:
     warm-up and after the last step."""
     loss: Callable[[], float] | None = None
     """Returns the loss of the last step, which must be finite."""
+    losses: Callable[[], Sequence[float]] | None = None
+    """Returns the loss of each step so far, if the step was asked to keep them."""
     end: Callable[[], object] | None = None
     """Called once after the last step, before the process ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """What a loader knows of itself, as its attribute ``autotune_facts``.
+
+    They are for windows in which the step that it feeds is replayed.
+    """
+
+    micro_batches: int | None = None
+    """Batches of an optimizer step of each rank; None for one."""
+    work: Callable[[Any], Mapping[str, float]] | None = None
+    """Returns the work of a batch, as in ``StepFacts``. ``share`` is the share of the
+    replayed time that it takes, 1 by default."""
+    host_runs_ahead: bool = False
+    """True if the host launches a step while the device computes the one before, and so
+    does not read its loss. The replayed step then leaves the host free as well."""
+
+
+FACTS = "autotune_facts"
+"""Attribute of a step or a loader that holds its facts."""
 
 
 class Subject(Protocol):
@@ -151,6 +181,12 @@ class Subject(Protocol):
         """Return the function that builds the step with a choice of settings.
 
         The choice has the size. None if the subject has a loader alone.
+        """
+
+    def window_step(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the function that builds the step for batches of the loader.
+
+        It is that of ``step``, unless that step has its own batches.
         """
 
     def loader(self, choice: Mapping[str, Argument]) -> Call | None:

@@ -113,13 +113,32 @@ class GpuUseFigures(GpuUse):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedWindow(JobFigures):
-    """Figures of a timed window of steps that a loader feeds."""
+class WindowFigures(JobFigures):
+    """Figures of a ``window`` job: a timed window of steps that a loader feeds.
 
+    They are those of all local ranks together.
+    """
+
+    unit: str
+    """Unit in which work is counted, as a plural: that of the request if the step or
+    the loader counts its work, else ``batches``."""
+    units_per_s: float
+    """Units per second, without padding."""
+    padded_units_per_s: float
+    """Units per second, padding included; ``units_per_s`` if there is none."""
+    counts_padding: bool = False
+    """True if ``padded_units_per_s`` is counted apart from ``units_per_s``."""
     steps: int
     """Steps in the window."""
-    tokens_per_s: float
-    """Non-padding tokens per second; batches per second of a loader of your own."""
+    optimizer_steps: int
+    """Steps that ran, discarded ones included."""
+    gradient_accumulation_steps: int
+    """Batches of an optimizer step on each rank."""
+    discarded_batches: int
+    """Batches taken before the window begins: warm-up, and those that the queues held
+    ready, up to twice over."""
+    local_ranks: int
+    """Number of ranks."""
     data_wait_share: float
     """Share of the window in which a rank's device had nothing to do but wait for data,
     0 to 1. The waits of all ranks are added, as a rank that waits delays the others: so
@@ -137,33 +156,20 @@ class LoadedWindow(JobFigures):
     storage_bytes_per_s: float | None
     """Rate at which the kernel read from storage for the ranks and their DataLoader
     workers; None if it does not count."""
-    gpus: tuple[GpuUseFigures, ...] = ()
-    """Activity of each GPU in the window; empty without a GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFigures(LoadedWindow):
-    """Figures of a ``training`` job.
-
-    It times a window of optimizer steps on the dataset, on all local ranks together.
-    """
-
-    optimizer_steps: int
-    """Steps that ran, discarded ones included."""
-    discarded_batches: int
-    """Batches taken before the window begins: warm-up, and those that the queues held
-    ready, up to twice over."""
-    padded_tokens_per_s: float
-    """Positions per second, padding included, of all ranks."""
-    local_ranks: int
-    """Number of ranks."""
-    gradient_accumulation_steps: int
-    """Micro-batches of an optimizer step on each rank."""
+    processes: int | None = None
+    """Most worker processes that the loader of a rank has started; None if they were
+    not counted."""
+    batch_bytes: int | None = None
+    """Bytes of the tensors of the largest rank's last batch before the window."""
+    epoch_batches: int | None = None
+    """Batches of an epoch, if one ended; None otherwise."""
     model_flops_per_s: float | None = None
-    """Model FLOP/s of all ranks for non-padding tokens; None if the step was
+    """Model FLOP/s without padding; None if the step does not count FLOPs, or was
     replayed."""
     losses: tuple[float, ...] = ()
-    """Loss of each step in nats, warm-up included; empty unless requested."""
+    """Loss of each step, warm-up included; empty unless the step keeps them."""
+    gpus: tuple[GpuUseFigures, ...] = ()
+    """Activity of each GPU in the window; empty without a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +262,7 @@ class ShortTrainingFigures(JobFigures):
 _FIGURES_BY_JOB: dict[str, type[JobFigures]] = {
     "step": StepFigures,
     "kernels": KernelFigures,
-    "training": TrainingFigures,
+    "window": WindowFigures,
     "short_training": ShortTrainingFigures,
     "links": LinkFigures,
     "gradient_sync": GradientSyncFigures,

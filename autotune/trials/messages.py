@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from autotune.trials.values import config_of
+
 # Names of the files by which a machine and its ranks under torchrun communicate.
 REQUEST_FILE = "trial.json"
 """File in a trial's directory from which the first rank reads the trial."""
@@ -124,8 +126,7 @@ class RunRequest:
     @property
     def model_type(self) -> str | None:
         """Type of the model in transformers; None if the job has no such model."""
-        arguments = self.measured.get("arguments", self.measured)
-        model = arguments.get("config", {}).get("model", {})
+        model = config_of(self.measured).get("model", {})
         model_type: str | None = model.get("config", {}).get("model_type")
         return model_type
 

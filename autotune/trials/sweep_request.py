@@ -10,8 +10,9 @@ from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 class SweepRequest:
     """Request for windows of training, with their time budget."""
 
-    data: Path
-    """Directory of the dataset."""
+    data: Path = Path()
+    """Directory of the dataset; the working directory for code of yours, which knows
+    its data."""
     reports: Path
     """Directory of reports, which has the trial logs."""
     budget_s: float

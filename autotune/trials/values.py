@@ -25,25 +25,23 @@ only if a size fits."""
 JobName = Literal[
     "step",
     "kernels",
-    "training",
+    "window",
     "short_training",
     "trace",
     "links",
     "gradient_sync",
     "rates",
-    "own_loader",
     "model_trace",
 ]
 """Name of a job in requests and in the trial log."""
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "kernels": "autotune.memory.jobs.profile_step",
-    "training": "autotune.workers.jobs.training",
+    "window": "autotune.workers.jobs.window",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",
     "rates": "autotune.speed.jobs.measure_rates",
-    "own_loader": "autotune.integrations.jobs.loader",
     "model_trace": "autotune.memory.jobs.model_trace",
 }
 """Module of each job; only a trial's child process imports it, to call its ``run``. A
@@ -74,10 +72,17 @@ class Trial:
 
         Those from a trial log may be of another version of the project.
         """
-        arguments = self.measured.get("arguments")
-        source = arguments if isinstance(arguments, dict) else self.measured
-        config = source.get("config")
-        return config if isinstance(config, dict) else {}
+        return config_of(self.measured)
+
+    @property
+    def loader_arguments(self) -> dict[str, Any]:
+        """Arguments of the loader of a window, such as ``num_workers``; else empty."""
+        return _arguments(self.measured.get("loader"))
+
+    @property
+    def step_arguments(self) -> dict[str, Any]:
+        """Arguments of the step of a window; empty if it is replayed."""
+        return _arguments(self.measured.get("step"))
 
     @property
     def ranks(self) -> int:
@@ -100,6 +105,26 @@ class Trial:
         if self.job == "step" and isinstance(timed_steps, int):
             return timed_steps >= FEWEST_TIMED_STEPS
         return True
+
+
+def config_of(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the trainer in ``Trial.measured``, or an empty table.
+
+    A step has them among its arguments, a window among those of its loader.
+    """
+    for table in (measured, _arguments(measured), _arguments(measured.get("loader"))):
+        config = table.get("config")
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+def _arguments(call: object) -> dict[str, Any]:
+    """Return the arguments of a ``Call`` in ``Trial.measured``; it may be missing."""
+    if not isinstance(call, dict):
+        return {}
+    arguments = call.get("arguments")
+    return arguments if isinstance(arguments, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from autotune.base.render_console import console_text
 from autotune.base.units import format_seconds
 from autotune.evidence.profile import Profile
 from autotune.report.sections import summary_table
-from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
 from autotune.tune.values import Stage, Status, TuningResult
@@ -90,19 +90,20 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
     It is empty until one has run.
     """
     windows = [
-        (TrainingFigures.of(one.outcome).tokens_per_s, one)
+        (WindowFigures.of(one.outcome), one)
         for one in finished
-        if one.trial.job == "training"
+        if one.trial.job == "window"
         and isinstance(one.outcome, Measured)
-        and not one.trial.measured.get("losses")
+        and not one.trial.step_arguments.get("losses")
     ]
     # Next to DataLoader workers, cached batches are an upper bound and no choice; a
     # search has only cached ones.
     loaded = [window for window in windows if not window[1].trial.measured["cached"]]
     if not windows:
         return ""
-    rate, best = max(loaded or windows, key=lambda window: window[0])
-    return f"{rate:,.0f} tokens/s ({best.label.split(' (')[0].split(': ', 1)[-1]})"
+    figures, best = max(loaded or windows, key=lambda window: window[0].units_per_s)
+    rate = f"{figures.units_per_s:,.0f} {figures.unit}/s"
+    return f"{rate} ({best.label.split(' (')[0].split(': ', 1)[-1]})"
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:

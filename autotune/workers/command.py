@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _OPTIONS_OF_OWN_LOADER = frozenset(
     {
         "profile",
+        "ranks",
         "step",
         "arguments",
         "subject",
@@ -88,22 +89,25 @@ def workers(
     """
     if loader is not None or own.step is not None:
         from autotune.integrations.command import sweep_own
-        from autotune.integrations.stage import sweep_request as own_sweep_request
+        from autotune.integrations.stage import loader_to_sweep
         from autotune.subjects.requested import requested_subjects
+        from autotune.trials.sweep_request import SweepRequest
 
         own.reject_others(context, kept=_OPTIONS_OF_OWN_LOADER)
-        own_request = own_sweep_request(
-            requested_subjects(own, loader=loader),
-            sweep.profile,
-            window_s=window_s,
-            max_workers=max_workers,
-            budget_s=time_limit_s,
-            ends_s=time.time() + time_limit_s,
-            trial_timeout_s=sweep.trial_timeout_s,
-            step_time_s=step_time_s,
+        own_request = SweepRequest(
             reports=job.reports,
+            budget_s=time_limit_s,
+            budget_ends_s=time.time() + time_limit_s,
+            local_ranks=sweep.ranks,
+            max_workers=max_workers,
+            window_s=window_s,
+            replayed_step_s=step_time_s,
+            trial_timeout_s=sweep.trial_timeout_s,
         )
-        sweep_own(context, own_request, device, job, out=sweep.profile)
+        code = loader_to_sweep(
+            requested_subjects(own, loader=loader), sweep.profile, own_request
+        )
+        sweep_own(context, code, own_request, device, job, out=sweep.profile)
         return
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import sweep_request

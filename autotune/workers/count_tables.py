@@ -1,4 +1,4 @@
-"""Tables on a sweep of a number of DataLoader workers, the trainer's or your own."""
+"""Tables on a sweep of a number of DataLoader workers."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from autotune.base.document import sentence
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import format_window_bounds
-from autotune.evidence.workers import CountEvidence, CountRow
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 
 
-def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
+def count_head(title: str, chosen: str, evidence: WorkersEvidence) -> doc.Pairs:
     """Return the chosen count with its reason, and the next smaller one's result.
 
     Args:
@@ -25,7 +25,7 @@ def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
 
 
 def count_table(
-    rows: Sequence[CountRow], rate_header: str, rates: Sequence[str]
+    rows: Sequence[WorkersRow], rate_header: str, rates: Sequence[str]
 ) -> doc.Table:
     """Return the table of windows by number of workers, with a column of rates.
 
@@ -53,7 +53,7 @@ def count_table(
     )
 
 
-def _count_cells(row: CountRow, rate: str) -> Row:
+def _count_cells(row: WorkersRow, rate: str) -> Row:
     """Return the cells of a count, in the order of the headers of ``count_table``."""
     utilisation_share = row.gpu.utilisation_share if row.gpu else None
     return [

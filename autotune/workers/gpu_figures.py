@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from autotune.base.units import format_percent
 from autotune.evidence.gpu_use import GpuUse
 from autotune.machine.measured_device import MeasuredDevice
-from autotune.trials.job_figures import GpuUseFigures, LoadedWindow
+from autotune.trials.job_figures import GpuUseFigures, WindowFigures
 from trainer.formats.gpu_activity import combine_known
 
 
-def mean_gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
+def mean_gpu_use(windows: Sequence[WindowFigures]) -> GpuUse | None:
     """Return means over windows and GPUs; None without a GPU.
 
     Each mean leaves out the GPUs without that figure.
@@ -31,7 +31,7 @@ def mean_gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
     )
 
 
-def _gpus_of(windows: Sequence[LoadedWindow]) -> list[GpuUseFigures]:
+def _gpus_of(windows: Sequence[WindowFigures]) -> list[GpuUseFigures]:
     """Return the figures of every GPU in every window."""
     return [gpu for window in windows for gpu in window.gpus]
 
@@ -41,7 +41,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return combine_known(statistics.fmean, values)
 
 
-def operating_state(windows: Sequence[LoadedWindow]) -> str | None:
+def operating_state(windows: Sequence[WindowFigures]) -> str | None:
     """Return power, clock and power cap of the GPUs in windows, in words.
 
     Returns:
@@ -61,7 +61,7 @@ def operating_state(windows: Sequence[LoadedWindow]) -> str | None:
 
 
 def gpu_source(
-    site: MeasuredDevice, windows: Sequence[LoadedWindow], *, replayed: bool = False
+    site: MeasuredDevice, windows: Sequence[WindowFigures], *, replayed: bool = False
 ) -> str:
     """Return the source of each kind of GPU figure, in words.
 

@@ -7,18 +7,24 @@ to cached batches; then rounds of windows compare the best ones with workers alo
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
 from autotune.evidence.workers import JointChoice
-from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.decide.count_statistics import FIRST_ROUNDS
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.dead_workers import WorkersDied
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.joint_study import loader_space, study_of
-from autotune.workers.measure import Sweep, training_trial
-from trainer.config.train_config import DataSettings
+from autotune.workers.measure import NamedWindow, WorkerSweep
+from autotune.workers.windows import (
+    TORCH_DEFAULTS,
+    LoaderSettings,
+    SubjectWindows,
+    settings_words,
+    window_trial,
+)
 
 MOST_TRIALS = 12
 """Limit of settings that the search tries."""
@@ -33,7 +39,7 @@ MOST_COMPARISON_ROUNDS = 12
 class _Window:
     """Window to measure."""
 
-    data: DataSettings
+    settings: LoaderSettings
     """Loader settings of the window."""
     cached: bool = False
     """True to train on cached batches, without data loading."""
@@ -43,11 +49,17 @@ class _Window:
         """Name for people, unique in a round."""
         if self.cached:
             return "cached batches"
-        return (
-            f"num_workers={self.data.num_workers},"
-            f" prefetch_factor={self.data.prefetch_factor},"
-            f" pin_memory={self.data.pin_memory}"
-        )
+        return settings_words(self.settings.arguments)
+
+
+def varied_settings(windows: SubjectWindows[Any]) -> frozenset[str]:
+    """Return the loader settings that a joint search varies besides the workers.
+
+    Pinned memory is only useful with a GPU.
+    """
+    if windows.device == "cuda" and windows.request.replayed_step_s is None:
+        return windows.varied
+    return windows.varied - {"pin_memory"}
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
@@ -60,11 +72,11 @@ def gap_remains(choice: WorkersChoice) -> bool:
 
 
 def search_joint(
-    sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS
+    sweep: WorkerSweep, choice: WorkersChoice, trials: int = MOST_TRIALS
 ) -> JointChoice | None:
     """Search loader settings after a sweep, and compare the best with workers alone.
 
-    "Workers alone" are the settings of the profile, with the number of workers that the
+    "Workers alone" are the subject's settings, with the number of workers that the
     sweep chose.
 
     Args:
@@ -73,21 +85,22 @@ def search_joint(
         trials: Number of settings to try, each in a window next to cached batches.
 
     Returns:
-        The result; None if no other settings ran, or if workers died in the comparison.
+        The result; None if the loader takes no other settings, if none ran, or if
+        workers died in the comparison.
 
     Raises:
         OutOfTime: If a window is likely to end after the deadline.
         Undecided: If a window failed.
     """
-    alone = sweep.training.config.data.model_copy(
-        update={"num_workers": choice.workers}
-    )
+    if not varied_settings(sweep.windows):
+        return None
+    alone = _settings_alone(sweep, choice.workers)
     ratios = _search(sweep, alone, trials)
-    tried = sum(len(ratios_of_data) for ratios_of_data in ratios.values())
-    others = [data for data in ratios if data != alone]
+    tried = sum(len(ratios_of_settings) for ratios_of_settings in ratios.values())
+    others = [settings for settings in ratios if settings != alone]
     if not others:
         return None
-    candidate = max(others, key=lambda data: statistics.fmean(ratios[data]))
+    candidate = max(others, key=lambda settings: statistics.fmean(ratios[settings]))
     first_round = len(sweep.rounds) + tried
     try:
         ratio = _compare(sweep, first_round, candidate, alone)
@@ -97,7 +110,7 @@ def search_joint(
     return JointChoice(
         trials=tried,
         num_workers=candidate.num_workers,
-        prefetch_factor=candidate.prefetch_factor,
+        prefetch_factor=candidate.arguments.get("prefetch_factor"),
         pin_memory=candidate.pin_memory,
         ratio_to_workers_alone=ratio.value,
         ratio_low=ratio.low,
@@ -106,9 +119,18 @@ def search_joint(
     )
 
 
+def _settings_alone(sweep: WorkerSweep, num_workers: int) -> LoaderSettings:
+    """Return the subject's loader settings with a number of workers."""
+    arguments = {**TORCH_DEFAULTS, **sweep.windows.loader.arguments}
+    varied = varied_settings(sweep.windows)
+    return LoaderSettings(
+        num_workers=num_workers, **{name: arguments[name] for name in varied}
+    )
+
+
 def _search(
-    sweep: Sweep, alone: DataSettings, trials: int
-) -> dict[DataSettings, list[float]]:
+    sweep: WorkerSweep, alone: LoaderSettings, trials: int
+) -> dict[LoaderSettings, list[float]]:
     """Try settings, and return their ratios to cached batches.
 
     Settings whose workers die, or would not fit into memory, are left out.
@@ -124,41 +146,45 @@ def _search(
     # Imported when used, because the import is slow.
     from optuna.trial import TrialState
 
-    is_replayed = sweep.training.request.replayed_step_s is not None
-    pinning = sweep.training.config.device == "cuda" and not is_replayed
-    space = loader_space(sweep.max_workers, pinning=pinning)
-    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
+    varied = varied_settings(sweep.windows)
+    space = loader_space(sweep.max_workers, varied)
+    study = study_of(sweep.runner.finished, sweep.max_workers, varied)
     round_number = len(sweep.rounds)
-    ratios: dict[DataSettings, list[float]] = {}
+    ratios: dict[LoaderSettings, list[float]] = {}
     for _ in range(trials):
         if sweep.time_is_over:
             break
         trial = study.ask(fixed_distributions=space)
-        data = alone.model_copy(update=trial.params)
-        windows = (_Window(data=alone, cached=True), _Window(data=data))
+        settings = replace(alone, **trial.params)
+        windows = (_Window(settings=alone, cached=True), _Window(settings=settings))
         try:
-            _check_memory(sweep, data)
+            _check_memory(sweep, settings)
             cached_rate, rate = _rates(sweep, round_number, windows)
         except WorkersDied:
             # By the forecast of memory, or in the window itself.
             study.tell(trial, state=TrialState.FAIL)
             continue
         study.tell(trial, rate / cached_rate)
-        ratios.setdefault(data, []).append(rate / cached_rate)
+        ratios.setdefault(settings, []).append(rate / cached_rate)
         round_number += 1
     return ratios
 
 
-def _check_memory(sweep: Sweep, data: DataSettings) -> None:
+def _check_memory(sweep: WorkerSweep, settings: LoaderSettings) -> None:
     """Raise ``WorkersDied`` if the workers of these settings do not fit into memory."""
-    limits = replace(sweep.training.limits, prefetch_factor=data.prefetch_factor)
-    shortage = limits.shortage(data.num_workers, sweep.worker_bytes)
+    limits = sweep.limits
+    if settings.prefetch_factor is not None:
+        limits = replace(limits, prefetch_factor=settings.prefetch_factor)
+    shortage = limits.shortage(settings.num_workers, sweep.worker_bytes)
     if shortage is not None:
         raise WorkersDied(shortage)
 
 
 def _compare(
-    sweep: Sweep, first_round: int, candidate: DataSettings, alone: DataSettings
+    sweep: WorkerSweep,
+    first_round: int,
+    candidate: LoaderSettings,
+    alone: LoaderSettings,
 ) -> Interval:
     """Interleave windows of two settings, and return the ratio of their throughput.
 
@@ -171,7 +197,7 @@ def _compare(
         candidate: Settings whose throughput is divided by that of ``alone``.
         alone: Settings of workers alone.
     """
-    windows = (_Window(data=candidate), _Window(data=alone))
+    windows = (_Window(settings=candidate), _Window(settings=alone))
     pairs: list[tuple[float, float]] = []
     while True:
         candidate_rate, alone_rate = _rates(sweep, first_round + len(pairs), windows)
@@ -189,8 +215,10 @@ def _excludes_one(ratio: Interval) -> bool:
     return not ratio.low <= 1.0 <= ratio.high
 
 
-def _rates(sweep: Sweep, round_number: int, windows: Sequence[_Window]) -> list[float]:
-    """Return tokens/s including padding of consecutive windows, in their order.
+def _rates(
+    sweep: WorkerSweep, round_number: int, windows: Sequence[_Window]
+) -> list[float]:
+    """Return units/s including padding of consecutive windows, in their order.
 
     Raises:
         WorkersDied: If DataLoader workers of a window ran out of host memory.
@@ -200,10 +228,13 @@ def _rates(sweep: Sweep, round_number: int, windows: Sequence[_Window]) -> list[
     names = [window.name for window in windows]
     named_windows = []
     for window in windows:
-        config = sweep.training.config.model_copy(update={"data": window.data})
-        trial = training_trial(
-            sweep.training, config, round_number, names, cached=window.cached
+        trial = window_trial(
+            sweep.windows,
+            round_number,
+            names,
+            settings=window.settings,
+            cached=window.cached,
         )
         named_windows.append(NamedWindow(name=window.name, trial=trial))
     figures_of_windows = sweep.measure_windows(round_number, named_windows)
-    return [figures.padded_tokens_per_s for figures in figures_of_windows]
+    return [figures.padded_units_per_s for figures in figures_of_windows]

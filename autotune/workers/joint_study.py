@@ -3,55 +3,58 @@
 Functions import Optuna themselves: the import is slow, and few sweeps need the search.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
-from autotune.workers.values import TrainingRequest
-from trainer.config.train_config import DataSettings
+from autotune.workers.values import WindowRequest
+from autotune.workers.windows import TORCH_DEFAULTS
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
 PREFETCH_CHOICES = (1, 2, 4, 8)
-"""Micro-batches that a worker loads ahead, to try."""
+"""Batches that a worker loads ahead, to try."""
 
 
-def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
+def loader_space(
+    max_workers: int, varied: Collection[str]
+) -> "dict[str, BaseDistribution]":
     """Return the joint space of loader settings.
 
     Args:
         max_workers: Most DataLoader workers of a rank.
-        pinning: True to search over pinned memory, which is only useful with a GPU.
+        varied: Settings that are searched besides the number of workers.
     """
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     space: dict[str, BaseDistribution] = {
-        "num_workers": IntDistribution(0, max_workers),
-        "prefetch_factor": CategoricalDistribution(PREFETCH_CHOICES),
+        "num_workers": IntDistribution(0, max_workers)
     }
-    if pinning:
+    if "prefetch_factor" in varied:
+        space["prefetch_factor"] = CategoricalDistribution(PREFETCH_CHOICES)
+    if "pin_memory" in varied:
         space["pin_memory"] = CategoricalDistribution((True, False))
     return space
 
 
 def study_of(
-    finished: Iterable[FinishedTrial], max_workers: int, *, pinning: bool
+    finished: Iterable[FinishedTrial], max_workers: int, varied: Collection[str]
 ) -> "optuna.Study":
     """Return a study that maximises throughput relative to cached batches.
 
     It begins with the windows that were measured so far, except for those with settings
-    outside the space, and those without cached batches in their round. Throughput is in
-    tokens/s including padding.
+    outside the space, and those without cached batches in their round. Throughput
+    counts padding, if the step does.
 
     Args:
         finished: Finished trials, among them the windows of training.
         max_workers: Most DataLoader workers of a rank.
-        pinning: True to search over pinned memory.
+        varied: Settings that are searched besides the number of workers.
     """
     import optuna
 
@@ -60,10 +63,10 @@ def study_of(
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)
     )
-    space = loader_space(max_workers, pinning=pinning)
+    space = loader_space(max_workers, varied)
     windows = _measured_windows(finished)
     cached_rates = {
-        window.request.round: window.padded_tokens_per_s
+        window.request.round: window.units_per_s
         for window in windows
         if window.request.cached
     }
@@ -71,12 +74,13 @@ def study_of(
         round_number = window.request.round
         if window.request.cached or round_number not in cached_rates:
             continue
-        data = window.request.config.data
-        if not _is_in_space(data, max_workers):
+        settings = {**TORCH_DEFAULTS, **window.request.loader.arguments}
+        params = {name: settings[name] for name in space}
+        if not _is_in_space(params, max_workers):
             continue
-        ratio_to_cached = window.padded_tokens_per_s / cached_rates[round_number]
+        ratio_to_cached = window.units_per_s / cached_rates[round_number]
         trial = optuna.trial.create_trial(
-            params={name: getattr(data, name) for name in space},
+            params=params,
             distributions=space,
             value=ratio_to_cached,
         )
@@ -88,26 +92,28 @@ def study_of(
 class _MeasuredWindow:
     """Window of training with its rate."""
 
-    request: TrainingRequest
+    request: WindowRequest
     """Request of the window, with its settings and its round."""
-    padded_tokens_per_s: float
-    """Tokens/s including padding."""
+    units_per_s: float
+    """Units/s, padding included."""
 
 
 def _measured_windows(finished: Iterable[FinishedTrial]) -> list[_MeasuredWindow]:
     """Return the windows of training that have figures."""
     windows = []
     for trial in finished:
-        if trial.trial.job == "training" and isinstance(trial.outcome, Measured):
-            figures = TrainingFigures.of(trial.outcome)
+        if trial.trial.job == "window" and isinstance(trial.outcome, Measured):
+            figures = WindowFigures.of(trial.outcome)
             window = _MeasuredWindow(
-                request=TrainingRequest.of(trial.trial.measured),
-                padded_tokens_per_s=figures.padded_tokens_per_s,
+                request=WindowRequest.of(trial.trial.measured),
+                units_per_s=figures.padded_units_per_s,
             )
             windows.append(window)
     return windows
 
 
-def _is_in_space(data: DataSettings, max_workers: int) -> bool:
+def _is_in_space(params: Mapping[str, Any], max_workers: int) -> bool:
     """Return True if the study may contain these loader settings."""
-    return data.num_workers <= max_workers and data.prefetch_factor in PREFETCH_CHOICES
+    if params["num_workers"] > max_workers:
+        return False
+    return params.get("prefetch_factor", PREFETCH_CHOICES[0]) in PREFETCH_CHOICES

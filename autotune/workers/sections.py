@@ -1,14 +1,19 @@
 """Sections on a sweep of DataLoader workers, for the console and the report."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
-from autotune.base.units import format_count, format_percent, format_share
+from autotune.base.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_share,
+)
 from autotune.base.wording import (
     format_bytes_per_s,
     format_times,
@@ -16,16 +21,28 @@ from autotune.base.wording import (
     plural,
 )
 from autotune.evidence.gpu_use import GpuUse
-from autotune.evidence.workers import JointChoice, WorkersEvidence
-from autotune.profiles.decide.follow_up import command, missing_probe_commands
+from autotune.evidence.workers import BATCHES, JointChoice, WorkersEvidence
+from autotune.profiles.decide.follow_up import (
+    command,
+    missing_probe_commands,
+    workers_command,
+)
 from autotune.profiles.reported_profile import ReportedProfile
+from autotune.profiles.store import WrittenProfile
 from autotune.workers.count_tables import count_head, count_table
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.throughput_chart import throughput_chart
+from autotune.workers.windows import settings_words
 
 LONGER_SWEEP = 4
 """Factor on the time of an undecided sweep, for the time limit of the next one. An
 interval from four times as many windows is half as wide."""
+LIMITED_BY_LOADER = 1.05
+"""Gain of the most workers over half as many, below which more of them would not help
+either."""
+LEAST_EXPLAINED = 0.5
+"""Least share of the lost throughput that the wait for data explains, for which data
+loading is named as its reason."""
 LEAST_MINUTES = 10
 """Shortest time limit to suggest, in minutes: the default of the command."""
 
@@ -34,7 +51,20 @@ def workers_text(evidence: WorkersEvidence, profile: Path, data: Path) -> str:
     """Return the evidence and the next command, for the console."""
     train = command("train", profile, data=data)
     pairs = doc.Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))
-    return console_text((*_sweep_blocks(evidence), pairs))
+    return console_text((*sweep_blocks(evidence), pairs))
+
+
+def own_workers_text(written: WrittenProfile) -> str:
+    """Return the result of a sweep of your own loader, for the console."""
+    evidence = written.profile.evidence.workers
+    # The sweep has written it.
+    assert evidence is not None
+    settings = settings_words(evidence.loader_settings)
+    pairs = (
+        ("profile", (str(written.path),)),
+        ("next", (f"use {settings} in your loader",)),
+    )
+    return console_text((*sweep_blocks(evidence), doc.Pairs(pairs=pairs)))
 
 
 def workers_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
@@ -46,10 +76,10 @@ def workers_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     if evidence is None or not _has_windows(evidence):
         commands = (
             *missing_probe_commands(reported.profile, reported.path),
-            f"autotune workers {reported.quoted}",
+            workers_command(reported.profile, reported.path),
         )
         return (doc.Missing(subject="Number of DataLoader workers", commands=commands),)
-    blocks = _sweep_blocks(evidence)
+    blocks = sweep_blocks(evidence)
     if not evidence.undecided_between:
         return blocks
     fewest = evidence.undecided_between[0]
@@ -57,7 +87,11 @@ def workers_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     minutes = max(LEAST_MINUTES, round(LONGER_SWEEP * evidence.seconds / 60))
     undecided = doc.Missing(
         subject=f"Smallest sufficient num_workers, {fewest} to {most}",
-        commands=(f"autotune workers {reported.quoted} --time-limit {minutes}min",),
+        commands=(
+            workers_command(
+                reported.profile, reported.path, time_limit=f"{minutes}min"
+            ),
+        ),
     )
     return (*blocks, undecided)
 
@@ -67,18 +101,15 @@ def _has_windows(evidence: WorkersEvidence) -> bool:
 
     Profiles may lack them, as empty lists are valid.
     """
-    if not evidence.rows or not evidence.cached_padded_tokens_per_s:
+    if not evidence.rows or not evidence.cached_units_per_s:
         return False
-    return all(row.padded_tokens_per_s for row in evidence.rows)
+    return all(row.units_per_s for row in evidence.rows)
 
 
-def _sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
+def sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
     """Return the choice, the throughput by workers, GPU counters if any, and notes."""
-    rates = [
-        format_count(statistics.median(row.padded_tokens_per_s))
-        for row in evidence.rows
-    ]
-    table = count_table(evidence.rows, "tokens/s incl. padding (median)", rates)
+    rates = [_median_rate(evidence, row.units_per_s) for row in evidence.rows]
+    table = count_table(evidence.rows, f"{evidence.rate_unit} (median)", rates)
     throughput: doc.Block = table
     # A single count makes no curve.
     if len(evidence.rows) > 1:
@@ -92,6 +123,12 @@ def _sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
         blocks.append(counters)
     blocks.append(bulleted(workers_lines(evidence)))
     return tuple(blocks)
+
+
+def _median_rate(evidence: WorkersEvidence, units_per_s: Sequence[float]) -> str:
+    """Return the median of a rate as a number, with two decimals for batches."""
+    digits = 2 if evidence.unit == BATCHES else 0
+    return format_count(statistics.median(units_per_s), digits)
 
 
 def _counters(evidence: WorkersEvidence) -> doc.Table:
@@ -140,13 +177,18 @@ def chosen_loader(evidence: WorkersEvidence) -> str:
     joint = evidence.joint
     if joint is None or not joint.adopted:
         return str(evidence.chosen)
-    pinning = "pinned" if joint.pin_memory else "not pinned"
-    return f"{joint.num_workers}, prefetch {joint.prefetch_factor}, {pinning}"
+    words = [str(joint.num_workers)]
+    if joint.prefetch_factor is not None:
+        words.append(f"prefetch {joint.prefetch_factor}")
+    if joint.pin_memory is not None:
+        words.append("pinned" if joint.pin_memory else "not pinned")
+    return ", ".join(words)
 
 
 def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
     """Yield the lines under the table."""
     yield from _setup_lines(evidence)
+    yield from _loader_lines(evidence)
     yield _dataset_line(evidence)
     yield from _gpu_lines(evidence)
     yield from _data_loading_lines(evidence)
@@ -156,20 +198,50 @@ def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
 
 def _setup_lines(evidence: WorkersEvidence) -> Iterator[str]:
     """Yield the lines on the windows that were measured."""
-    cached = statistics.median(evidence.cached_padded_tokens_per_s)
+    padding = " including padding" if evidence.counts_padding else ""
     yield (
-        f"upper bound without data loading (cached batches): {format_count(cached)}"
-        " tokens/s including padding"
+        "upper bound without data loading (cached batches):"
+        f" {_median_rate(evidence, evidence.cached_units_per_s)}"
+        f" {evidence.unit}/s{padding}"
     )
     ranks = plural(evidence.local_ranks, "rank")
     yield (
-        f"consumer: {evidence.consumer}; {ranks}, {evidence.windows} windows of at"
-        f" least {evidence.window_s:g} s"
+        f"consumer: {evidence.consumer}; {ranks}, {plural(evidence.windows, 'window')}"
+        f" of at least {evidence.window_s:g} s"
     )
     yield (
         f"largest num_workers allowed: {evidence.max_workers}"
         f" ({evidence.max_workers_because})"
     )
+
+
+def _loader_lines(evidence: WorkersEvidence) -> Iterator[str]:
+    """Yield the lines on the loader's workers, batches and epochs."""
+    if evidence.worker_bytes is not None and evidence.batch_bytes is not None:
+        yield (
+            f"a worker holds {format_bytes(evidence.worker_bytes)} of private memory; a"
+            f" batch has {format_bytes(evidence.batch_bytes)}"
+        )
+    if evidence.epoch_batches is not None:
+        yield (
+            f"an epoch has {plural(evidence.epoch_batches, 'batch')}: restarting the"
+            " loader is part of its cost"
+        )
+    idle = _idle_counts(evidence)
+    if idle:
+        yield (
+            f"with num_workers={idle[-1]} the loader started fewer processes: it"
+            " ignores num_workers, or uses threads"
+        )
+
+
+def _idle_counts(evidence: WorkersEvidence) -> list[int]:
+    """Return the numbers of workers of which the loader started fewer."""
+    return [
+        row.num_workers
+        for row in evidence.rows
+        if row.processes is not None and row.processes < row.num_workers
+    ]
 
 
 def _gpu_lines(evidence: WorkersEvidence) -> Iterator[str]:
@@ -195,10 +267,15 @@ def _data_loading_lines(evidence: WorkersEvidence) -> Iterator[str]:
             f" {format_share(most_gain)}: autotune data stage DIR --to LOCAL"
         )
     if _is_short_of_data(evidence):
+        remedy = "the loader itself is the limit, not its workers"
+        if _grows_with_workers(evidence):
+            remedy = (
+                "use more CPU cores per rank, faster storage, or shorter or cheaper"
+                " samples"
+            )
         yield (
             "no number of workers is sufficient: data loading costs"
-            f" {format_percent(1 - best_ratio)} of the throughput; use more CPU cores"
-            " per rank, faster storage or shorter samples"
+            f" {format_percent(1 - best_ratio)} of the throughput; {remedy}"
         )
 
 
@@ -223,16 +300,38 @@ def _dataset_line(evidence: WorkersEvidence) -> str:
 def _is_short_of_data(evidence: WorkersEvidence) -> bool:
     """Return True if no loader settings are sufficient, by the upper bounds.
 
-    Without upper bounds, that is not known.
+    A count of too few rounds for a bound is taken to be at most a little faster than
+    the best. If the GPUs wait much less than the ratios say, these have another reason.
     """
     if evidence.keeps_up or (evidence.joint and evidence.joint.adopted):
         return False
+    best_ratio = max(row.ratio_to_cached for row in evidence.rows)
     upper_bounds = [
-        row.ratio_high for row in evidence.rows if row.ratio_high is not None
+        row.ratio_high or LIMITED_BY_LOADER * best_ratio for row in evidence.rows
     ]
-    if not upper_bounds:
+    if max(upper_bounds) >= ENOUGH_SHARE:
         return False
-    return max(upper_bounds) < ENOUGH_SHARE
+    least_wait_share = min(row.data_wait_share for row in evidence.rows)
+    return least_wait_share >= LEAST_EXPLAINED * (1 - best_ratio)
+
+
+def _grows_with_workers(evidence: WorkersEvidence) -> bool:
+    """Return True if the most workers are faster than half as many.
+
+    More of them may then help.
+    """
+    if _idle_counts(evidence):
+        return False
+    most = max(evidence.rows, key=lambda row: row.num_workers)
+    ratios_of_half = [
+        row.ratio_to_cached
+        for row in evidence.rows
+        if row.num_workers <= most.num_workers / 2
+    ]
+    # A single row shows no limit of the loader.
+    if not ratios_of_half or most.num_workers == 0:
+        return True
+    return most.ratio_to_cached > LIMITED_BY_LOADER * max(ratios_of_half)
 
 
 def _joint_line(joint: JointChoice) -> str:
@@ -240,7 +339,6 @@ def _joint_line(joint: JointChoice) -> str:
     result = "adopted" if joint.adopted else "not faster at 98 % confidence"
     return (
         f"joint search over workers, prefetching and pinning ({joint.trials}"
-        f" trials): num_workers={joint.num_workers},"
-        f" prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}:"
+        f" trials): {settings_words(joint.settings)}:"
         f" {ratio} the throughput of the best num_workers alone, {result}"
     )

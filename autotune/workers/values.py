@@ -1,30 +1,47 @@
-"""Requests and evidence of a sweep of DataLoader workers."""
+"""Request for a timed window of a subject's training."""
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
+from autotune.subjects.subject import Call
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.train_config import TrainConfig
-
-MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a step of a window, unless a request sets another one. The
-last one synchronises gradients and updates the weights, as in training."""
+from trainer.formats.tables import StrictTable
 
 
-class TrainingRequest(TrialRequest):
-    """Request to train for a timed window on the dataset, or on cached batches."""
+class CallTable(StrictTable):
+    """A function of a subject with its arguments, as JSON."""
 
-    job: ClassVar[JobName] = "training"
+    function: str
+    """``module:function``, or ``path/of/script.py:function``."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Arguments by name; those that the function does not take are left out."""
 
-    config: TrainConfig
-    """Trainer settings, with the loader settings to try."""
+    @classmethod
+    def of_call(cls, call: Call) -> "CallTable":
+        """Return a call as JSON."""
+        return cls(function=call.function, arguments=dict(call.arguments))
+
+
+class WindowRequest(TrialRequest):
+    """Request to train for a timed window with a loader, or on cached batches."""
+
+    job: ClassVar[JobName] = "window"
+
+    step: CallTable | None
+    """Function that builds the step; None replays a step of ``replayed_step_s``."""
+    loader: CallTable
+    """Function that builds the loader, with the loader settings to try."""
+    unit: str
+    """Unit of the work that the step or the loader counts."""
+    device: Literal["cpu", "cuda"]
+    """Device of the step."""
     cached: bool
     """True if batches are cached, which gives the upper bound without data loading."""
     round: int
-    """Number of the round, from 0; its windows read sequences in the same order."""
+    """Number of the round, from 0; its windows read samples in the same order."""
     interleaved_with: list[str]
     """Names of all windows of the round."""
-    storage: str
-    """File system that the dataset is read from."""
     window_s: float
     """Least duration of the window."""
     min_steps: int
@@ -32,10 +49,8 @@ class TrainingRequest(TrialRequest):
     local_ranks: int
     """Ranks that train together on this node."""
     replayed_step_s: float | None
-    """Time of a replayed micro-batch in seconds; None runs the trainer's own step."""
-    sample_delay_s: float
-    """Delay added to the reading of each sample."""
-    most_micro_batches: int = MOST_MICRO_BATCHES
-    """Limit of micro-batches in a step of the window."""
-    losses: bool = False
-    """True if the loss of each step is reported."""
+    """Time of a replayed micro-batch in seconds; None runs the step."""
+    source_sha256: str
+    """Hash of the source of your functions; empty for those of installed packages."""
+    storage: str
+    """Name of the storage that the data is read from; empty if it is unknown."""

@@ -7,17 +7,20 @@ from typing import Any
 from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import MeasuredDevice
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.measure import Sweep, TrainingWindows
+from autotune.workers.measure import WorkerSweep
+from autotune.workers.windows import SubjectWindows, windows_of_trainer
 from autotune.workers.workers_evidence import workers_evidence
-from testbed.examples.trials import TRAINING_FIGURES
+from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.formats.manifest import SpecialIds
 
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CACHED_TOKENS_PER_S = 1000.0
@@ -40,7 +43,8 @@ def knee_at(needed: int) -> Rate:
 
 def loader_settings(trial: Trial) -> dict:
     """Return the loader settings of a window's trial."""
-    return trial.measured["config"]["data"]
+    names = ("num_workers", "prefetch_factor", "pin_memory")
+    return {name: trial.loader_arguments[name] for name in names}
 
 
 def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
@@ -53,9 +57,10 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
         (7 * round_number + 3 * data.num_workers + 5 * cached) % 5 - 2
     )
     start_s = 1000.0 + 10 * round_number
-    figures = TRAINING_FIGURES | {
-        "padded_tokens_per_s": CACHED_TOKENS_PER_S * share * noise,
-        "tokens_per_s": CACHED_TOKENS_PER_S * share / 2,
+    figures = WINDOW_FIGURES | {
+        "padded_units_per_s": CACHED_TOKENS_PER_S * share * noise,
+        "units_per_s": CACHED_TOKENS_PER_S * share / 2,
+        "counts_padding": True,
         "data_wait_share": 1 - share,
         "window_start_s": start_s,
         "window_end_s": start_s + 1,
@@ -148,7 +153,7 @@ def windows_of(
     budget_s: float = 600.0,
     storage="",
     **changes,
-) -> TrainingWindows:
+) -> SubjectWindows[MlmSubject]:
     """Return a request for windows; ``changes`` are of ``SweepRequest``."""
     defaults = {
         "data": Path("data"),
@@ -158,19 +163,22 @@ def windows_of(
         "trial_timeout_s": 10.0,
     }
     request = SweepRequest(**defaults | changes)
-    return TrainingWindows(
-        request=request, config=config, limits=limits, storage=storage
+    subject = MlmSubject(
+        config=config,
+        vocab_size=100,
+        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
+        local_ranks=limits.local_ranks,
     )
+    return windows_of_trainer(subject, request, limits, storage)
 
 
-def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
+def sweep_on(machine: FakeMachine, directory: Path, **changes) -> WorkerSweep:
     """Return a sweep that has not begun; ``changes`` are of ``windows_of``."""
     clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
-    training = windows_of(**changes)
     runner = runner_on(machine, directory / "trials", clock)
-    return Sweep(training=training, runner=runner, budget_s=training.request.budget_s)
+    return WorkerSweep(windows=windows_of(**changes), runner=runner)
 
 
-def evidence_of(sweep: Sweep, site: MeasuredDevice = ON_CPU) -> WorkersEvidence:
+def evidence_of(sweep: WorkerSweep, site: MeasuredDevice = ON_CPU) -> WorkersEvidence:
     """Run a sweep, and return its evidence."""
     return workers_evidence(sweep, sweep.run(), site)

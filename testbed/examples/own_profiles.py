@@ -8,7 +8,7 @@ from autotune.evidence.profile import (
     Provenance,
     SubjectTable,
 )
-from autotune.evidence.workers import LoaderEvidence, LoaderRow
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from testbed.examples.profiles import FINGERPRINT
 
 SOURCES = {"step": "5" * 64, "loader": "6" * 64}
@@ -46,7 +46,7 @@ def own_profile() -> Profile:
             commands=["probe", "workers"],
             trial_log_sha256="l",
         ),
-        evidence=Evidence(probe=own_probe(), loader=own_sweep()),
+        evidence=Evidence(probe=own_probe(), workers=own_sweep()),
     )
 
 
@@ -89,9 +89,9 @@ def own_probe() -> ProbeEvidence:
     )
 
 
-def own_sweep() -> LoaderEvidence:
+def own_sweep() -> WorkersEvidence:
     """Return the evidence of a sweep of a loader of yours."""
-    return LoaderEvidence(
+    return WorkersEvidence(
         chosen=1,
         choice="the fewest that keep up",
         next_smaller="0 is slow",
@@ -102,7 +102,11 @@ def own_sweep() -> LoaderEvidence:
         windows=9,
         seconds=18.0,
         gpu_source="n/a (CPU)",
-        cached_batches_per_s=[10.0, 10.1, 10.2],
+        unit="batches",
+        counts_padding=False,
+        cached_units_per_s=[10.0, 10.1, 10.2],
+        local_ranks=1,
+        consumer="your step",
         rows=[_loader_row(0, 0.5, "refuted"), _loader_row(1, 0.99, "verified")],
         worker_bytes=2**20,
         batch_bytes=4096,
@@ -120,9 +124,9 @@ def _curve_point(size: int, units_per_s: float) -> CurvePoint:
     )
 
 
-def _loader_row(num_workers: int, ratio_to_cached: float, verdict: str) -> LoaderRow:
+def _loader_row(num_workers: int, ratio_to_cached: float, verdict: str) -> WorkersRow:
     rate = 10 * ratio_to_cached
-    return LoaderRow(
+    return WorkersRow(
         num_workers=num_workers,
         ratio_to_cached=ratio_to_cached,
         ratio_low=ratio_to_cached - 0.005,
@@ -130,6 +134,6 @@ def _loader_row(num_workers: int, ratio_to_cached: float, verdict: str) -> Loade
         verdict=verdict,
         data_wait_share=1 - ratio_to_cached,
         memory_bytes=2**29,
-        batches_per_s=[rate, 1.01 * rate, 1.02 * rate],
+        units_per_s=[rate, 1.01 * rate, 1.02 * rate],
         processes=num_workers,
     )

@@ -84,7 +84,9 @@ def example_profile() -> Profile:
                 choice="so",
                 next_smaller="0 is slow",
                 keeps_up=True,
-                cached_padded_tokens_per_s=[102.0],
+                unit="tokens",
+                counts_padding=True,
+                cached_units_per_s=[102.0],
                 rows=[
                     _workers_row(0, 0.5, "refuted"),
                     _workers_row(1, 0.99, "verified"),
@@ -114,7 +116,7 @@ def _curve_point(micro_batch_size: int, padded_tokens_per_s: float) -> CurvePoin
 def _workers_row(num_workers: int, ratio_to_cached: float, verdict: str) -> WorkersRow:
     return WorkersRow(
         num_workers=num_workers,
-        padded_tokens_per_s=[99.0, 100.0, 101.0],
+        units_per_s=[99.0, 100.0, 101.0],
         ratio_to_cached=ratio_to_cached,
         ratio_low=ratio_to_cached - 0.005,
         ratio_high=ratio_to_cached + 0.005,

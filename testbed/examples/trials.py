@@ -12,13 +12,14 @@ STEP_FIGURES: dict[str, Any] = {
     "non_pytorch_bytes": None,
     "loss": 1.0,
 }
-TRAINING_FIGURES: dict[str, Any] = {
+WINDOW_FIGURES: dict[str, Any] = {
     "optimizer_steps": 9,
     "discarded_batches": 2,
     "gradient_accumulation_steps": 1,
     "steps": 7,
-    "tokens_per_s": 5.0,
-    "padded_tokens_per_s": 100.0,
+    "unit": "tokens",
+    "units_per_s": 5.0,
+    "padded_units_per_s": 100.0,
     "data_wait_share": 0.5,
     "window_start_s": 1.0,
     "window_end_s": 2.0,
@@ -37,7 +38,7 @@ MADE_ON: dict[str, Any] = {
 
 
 def record(
-    job: str = "training",
+    job: str = "window",
     outcome: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     *,
@@ -61,7 +62,10 @@ def record(
         old: Leave out where it was made, as old trial logs do.
         made_on: Differences from the fingerprint of the example profile.
     """
-    figures = STEP_FIGURES if job == "step" else TRAINING_FIGURES
+    figures = STEP_FIGURES if job == "step" else WINDOW_FIGURES
+    inputs: dict[str, Any] = {"config": config or {}}
+    if job == "window":
+        inputs = {"loader": {"function": "m:loader", "arguments": inputs}}
     entry: dict[str, Any] = {
         "time_utc": time_utc,
         "site": site,
@@ -69,7 +73,7 @@ def record(
         "job": job,
         "label": "x",
         "seconds": 1.0,
-        "measured": {"config": config or {}, "memory_budget_bytes": budget_bytes},
+        "measured": inputs | {"memory_budget_bytes": budget_bytes},
         "outcome": outcome or measured(figures),
     }
     if not old:
@@ -108,7 +112,7 @@ def example_records() -> tuple[TrialRecord, ...]:
             )
         )
     windows = []
-    for number, padded_tokens_per_s in enumerate((99.0, 100.0, 101.0, 102.0)):
-        figures = TRAINING_FIGURES | {"padded_tokens_per_s": padded_tokens_per_s}
-        windows.append(record("training", measured(figures), key=f"f{number}"))
+    for number, padded_units_per_s in enumerate((99.0, 100.0, 101.0, 102.0)):
+        figures = WINDOW_FIGURES | {"padded_units_per_s": padded_units_per_s}
+        windows.append(record("window", measured(figures), key=f"f{number}"))
     return (fits, does_not_fit, *curve, *windows)

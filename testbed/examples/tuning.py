@@ -234,9 +234,7 @@ def _workers(note: str) -> WorkersEvidence:
     rows = [
         WorkersRow(
             num_workers=count,
-            padded_tokens_per_s=[
-                ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)
-            ],
+            units_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
             ratio_to_cached=ratio,
             ratio_low=ratio - 0.012,
             ratio_high=ratio + 0.01,
@@ -270,7 +268,9 @@ def _workers(note: str) -> WorkersEvidence:
         choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
         next_smaller=f"2 lose 5.8% to 8.2%{note}",
         keeps_up=True,
-        cached_padded_tokens_per_s=[ceiling, ceiling * 1.004],
+        unit="tokens",
+        counts_padding=True,
+        cached_units_per_s=[ceiling, ceiling * 1.004],
         rows=rows,
         local_ranks=RANKS,
         max_workers=24,

@@ -16,7 +16,7 @@ from autotune.search.measure import Exploration
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on, windows_of
-from testbed.examples.trials import TRAINING_FIGURES
+from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 from trainer.config.train_config import Checkpointing
 from trainer.formats.batch_split import Layout
@@ -79,7 +79,7 @@ def machine_of(
 
     def simulate(trial: Trial) -> Outcome:
         rng = random.Random(f"{seed} {trial.key}")
-        config = trial.measured["config"]
+        config = trial.config
         knobs = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
         clock.sleep(3.0 + rng.uniform(0, 0.1) + 57.0 * knobs.compile)
@@ -89,12 +89,12 @@ def machine_of(
         losses = [
             loss(knobs.arithmetic, step) for step in range(trial.measured["min_steps"])
         ]
-        losses = losses if trial.measured.get("losses") else []
+        losses = losses if trial.step_arguments.get("losses") else []
         return Measured(
-            figures=TRAINING_FIGURES
+            figures=WINDOW_FIGURES
             | {
-                "tokens_per_s": value,
-                "padded_tokens_per_s": value,
+                "units_per_s": value,
+                "padded_units_per_s": value,
                 "losses": losses,
             }
         )
@@ -136,7 +136,7 @@ def exploring(
 
 
 def knobs_of(trial: Trial) -> Configuration:
-    return Configuration.of(trial.measured["config"])
+    return Configuration.of(trial.config)
 
 
 def worth(rate: Rate, knobs: Configuration) -> float:

@@ -90,7 +90,7 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
     ratio = float(np.exp(ratios.mean()))
     row = WorkersRow(
         num_workers=machine.supply.workers,
-        padded_tokens_per_s=rates["loader"],
+        units_per_s=rates["loader"],
         ratio_to_cached=ratio,
         ratio_low=ratio * float(np.exp(-half)),
         ratio_high=ratio * float(np.exp(half)),

@@ -430,7 +430,7 @@ def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvid
         rows.append(
             WorkersRow(
                 num_workers=count,
-                padded_tokens_per_s=[
+                units_per_s=[
                     simulated_step.padded_tokens
                     / simulated_step.step_s
                     * _noise(draw, NOISE_SHARE / 2)

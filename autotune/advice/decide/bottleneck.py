@@ -189,7 +189,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     return _weigh(
         parts,
         source,
-        len(row.padded_tokens_per_s),
+        len(row.units_per_s),
         untold,
         mfu,
         train=train,

@@ -85,7 +85,7 @@ def staging(now: TrainingContext) -> Advice | None:
     evidence = []
     row = now.workers_row(now.train.data.num_workers)
     if row is not None and row.storage_bytes_per_s is not None:
-        name, windows = "storage read by one node", len(row.padded_tokens_per_s)
+        name, windows = "storage read by one node", len(row.units_per_s)
         evidence.append(
             figure(name, row.storage_bytes_per_s, "bytes/s", "timed windows", n=windows)
         )
@@ -284,9 +284,7 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
 
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
     name = f"throughput with num_workers={row.num_workers} relative to cached batches"
-    return figure(
-        name, row.ratio, "share", "autotune workers", n=len(row.padded_tokens_per_s)
-    )
+    return figure(name, row.ratio, "share", "autotune workers", n=len(row.units_per_s))
 
 
 def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from autotune.integrations.jobs import loader
-from autotune.integrations.values import OwnLoaderRequest
 from autotune.memory.jobs import step
 from autotune.memory.values import StepRequest
 from autotune.trials.jobs.budget import Budget, CpuBudget, CudaBudget
@@ -29,6 +27,8 @@ from autotune.trials.jobs.rank_group import RankGroup
 from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory
 from autotune.trials.trial_machine import StartedMachine
 from autotune.trials.values import Trial
+from autotune.workers.jobs import window
+from autotune.workers.values import WindowRequest
 from trainer.formats.errors import TrainerError
 from trainer.health.failures import out_of_memory
 from trainer.record.process_memory import status_bytes
@@ -69,14 +69,24 @@ class InThisProcess(StartedMachine):
             _collect()
         return Measured(figures=figures)
 
+    def _window_figures(self, request: WindowRequest) -> dict[str, Any]:
+        device = torch.device("cpu")
+        if request.device == "cuda":
+            device = torch.device("cuda", 0)
+        build_step = None
+        if request.step is not None:
+            build_step = self._functions[request.step.function]
+        return window.measure(
+            request,
+            RankGroup(rank=0, world_size=1, device=device),
+            self._functions[request.loader.function],
+            build_step,
+            {},
+        )
+
     def _figures(self, trial: Trial) -> dict[str, Any]:
-        if trial.job == "own_loader":
-            asked = OwnLoaderRequest.of(trial.measured)
-            return loader.window(
-                asked,
-                self._functions[asked.loader],
-                self._functions.get(asked.step or ""),
-            )
+        if trial.job == "window":
+            return self._window_figures(WindowRequest.of(trial.measured))
         request = StepRequest.of(trial.measured)
         device = torch.device("cpu")
         if request.device == "cuda":

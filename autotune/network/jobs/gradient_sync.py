@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from autotune.network.values import GradientSyncRequest
+from autotune.subjects.mlm.jobs.loader import rank_batches
 from autotune.trials.jobs.footprint import MemoryGrowth
-from autotune.workers.jobs.batches import batches_of
+from autotune.workers.jobs.batches import cached
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import gradient_accumulation_steps
@@ -57,7 +58,16 @@ def run(
                 f"{config.parallel.strategy} cannot skip gradient synchronisation"
             )
         traffic.synchronise = False
-    batches = batches_of(dataset, config, ranks)
+    # Cached batches need no workers.
+    without_workers = config.data.model_copy(update={"num_workers": 0})
+    batches = cached(
+        rank_batches(
+            dataset,
+            config.model_copy(update={"data": without_workers}),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
+    )
     each = gradient_accumulation_steps(config, ranks.world_size)
     make_optimizer_state(training)
     first = next(batches)

@@ -121,7 +121,7 @@ def workers_command(profile: Profile, path: object, **options: object) -> str:
     step_time = None
     if subject.function("step") is None:
         # The profile names no step, so one is replayed.
-        sweep = profile.evidence.loader
+        sweep = profile.evidence.workers
         replayed_s = None if sweep is None else sweep.replayed_step_s
         step_time = "TIME" if replayed_s is None else f"{replayed_s:g}s"
     return command(

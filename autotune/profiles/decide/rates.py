@@ -192,8 +192,7 @@ def _rate_of_workers(profile: Profile) -> Rate | None:
     if workers is None or non_padding_share is None:
         return None
     rates_by_count = {
-        row.num_workers: positive_figures(row.padded_tokens_per_s)
-        for row in workers.rows
+        row.num_workers: positive_figures(row.units_per_s) for row in workers.rows
     }
     padded_tokens_per_s = rates_by_count.get(profile.train.data.num_workers)
     if not padded_tokens_per_s:

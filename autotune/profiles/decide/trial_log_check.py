@@ -13,10 +13,9 @@ from autotune.evidence.profile import Profile
 from autotune.profiles.checks import TrialLogCheck
 from autotune.trials.decide.own_records import own_records
 from autotune.trials.job_figures import (
-    LoadedWindow,
     ShortTrainingFigures,
     StepFigures,
-    TrainingFigures,
+    WindowFigures,
 )
 from autotune.trials.outcomes import Measured, outcome_from_json
 from autotune.trials.trial_log import trial_log_sha256
@@ -56,7 +55,6 @@ def check_trial_log(profile: Profile, records: Sequence[TrialRecord]) -> TrialLo
             *_unfounded_memory(profile, covered),
             *_unfounded_step_rates(profile, covered),
             *_unfounded_window_rates(profile, covered),
-            *_unfounded_own_windows(profile, covered),
             *_unfounded_confirmed_rates(profile, covered),
         )
     return TrialLogCheck(
@@ -117,24 +115,6 @@ def _unfounded_memory(
         yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
 
 
-def _unfounded_own_windows(
-    profile: Profile, records: Iterable[TrialRecord]
-) -> Iterator[str]:
-    """Yield the rates of a sweep of your own loader that match no trial."""
-    loader = profile.evidence.loader
-    if loader is None:
-        return
-    batches_per_s = [
-        LoadedWindow.of(outcome).tokens_per_s
-        for outcome in _measured(records, "own_loader")
-    ]
-    if not _are_among(loader.cached_batches_per_s, batches_per_s):
-        yield "evidence.loader.cached_batches_per_s"
-    for row in loader.rows:
-        if not _are_among(row.batches_per_s, batches_per_s):
-            yield f"evidence.loader.rows of {row.num_workers}"
-
-
 def _unfounded_step_rates(
     profile: Profile, records: Sequence[TrialRecord]
 ) -> Iterator[str]:
@@ -169,10 +149,10 @@ def _unfounded_window_rates(
     if workers is None:
         return
     rates = _padded_window_rates(records)
-    if not _are_among(workers.cached_padded_tokens_per_s, rates):
-        yield "evidence.workers.cached_padded_tokens_per_s"
+    if not _are_among(workers.cached_units_per_s, rates):
+        yield "evidence.workers.cached_units_per_s"
     for row in workers.rows:
-        if not _are_among(row.padded_tokens_per_s, rates):
+        if not _are_among(row.units_per_s, rates):
             yield f"evidence.workers.rows of {row.num_workers}"
 
 
@@ -207,10 +187,10 @@ def _unfounded_confirmed_rates(
 
 
 def _padded_window_rates(records: Iterable[TrialRecord]) -> list[float]:
-    """Return the tokens/s including padding of each window of training."""
+    """Return the units/s including padding of each window of training."""
     return [
-        TrainingFigures.of(outcome).padded_tokens_per_s
-        for outcome in _measured(records, "training")
+        WindowFigures.of(outcome).padded_units_per_s
+        for outcome in _measured(records, "window")
     ]
 
 

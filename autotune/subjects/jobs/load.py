@@ -43,6 +43,8 @@ _PROJECT = Path(__file__).parents[3]
 _left_in: dict[str, str] = {}
 """Working directories that imported code chose, by the one it was imported in."""
 _MAX_FILE_BYTES = 16 * 2**20
+_ADAPTERS = f"{_TOOL}.subjects."
+"""Packages of this project whose functions wrap yours."""
 
 
 def preload(
@@ -51,6 +53,7 @@ def preload(
     directory: str,
     timeout_s: float,
     *,
+    loader_builder: str | None = None,
     resolved: bool = True,
 ) -> dict[str, Any]:
     """Import the modules of some functions in the process that trials are forked from.
@@ -61,11 +64,13 @@ def preload(
         directory: Working directory, from which modules are imported.
         timeout_s: Time limit of the import; shortly before it, the stack is written, so
             that a hang can be located.
+        loader_builder: Function that builds the loader: yours, or one that wraps it.
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
         ``source_sha256``, as fields of ``Subject``; ``parameters`` by role, as
-        ``parameters_of``; ``model``, the step's ``build_model`` or None; ``unsafe``,
+        ``parameters_of``; ``loader_parameters``, the names of those of
+        ``loader_builder``; ``model``, the step's ``build_model`` or None; ``unsafe``,
         why trials cannot be forked from this process, or None; ``error``, with
         ``message`` and ``next_step``, or None.
     """
@@ -84,6 +89,7 @@ def preload(
         "source_sha256": {},
         "model": None,
         "parameters": {},
+        "loader_parameters": [],
     }
     try:
         # The step first: its hash must not depend on the loader.
@@ -93,6 +99,9 @@ def preload(
             module = name.partition(":")[0]
             if role == "step" and hasattr(_import(module, directory), "build_model"):
                 told["model"] = f"{module}:build_model"
+        if loader_builder is not None:
+            names = named_parameters(resolve(loader_builder, directory))
+            told["loader_parameters"] = sorted(names)
     except BadConfig as error:
         return told | {
             "error": {"message": error.message, "next_step": error.next_step}
@@ -235,7 +244,8 @@ def _names_in(directory: str) -> set[str]:
 def _import(name: str, directory: str) -> ModuleType:
     top, sys.argv = name.partition(".")[0], [name]
     if not name.endswith(".py"):
-        if top == _TOOL and top in _names_in(directory):
+        is_adapter = name.startswith(_ADAPTERS)
+        if top == _TOOL and not is_adapter and top in _names_in(directory):
             raise BadConfig(
                 f"this tool has a package called {top!r}, too",
                 next_step=f"Rename your {top!r}.",
@@ -291,8 +301,21 @@ def accepted(
 
 def named(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of these that a function names in its signature."""
-    known = parameters_of(function) or {}
+    known = named_parameters(function)
     return {name: value for name, value in arguments.items() if name in known}
+
+
+def named_parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the parameters that a function names, even if it takes any others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return frozenset()
+    return frozenset(
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    )
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:

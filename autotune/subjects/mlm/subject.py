@@ -10,6 +10,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.tables import StrictTable, parse_table
 
+MOST_MICRO_BATCHES = 4
+"""Limit of micro-batches in a step of a window, unless its request sets another one.
+The last one synchronises gradients and updates the weights, as in training."""
 _JOBS = "autotune.subjects.mlm.jobs"
 
 
@@ -75,10 +78,31 @@ class MlmSubject(StrictTable):
             function=f"{_JOBS}.step:build_step", arguments=self._arguments(choice)
         )
 
-    def loader(self, choice: Mapping[str, Argument]) -> Call:
-        """Return the trainer's loader of its dataset."""
+    def window_step(self, choice: Mapping[str, Argument]) -> Call:
+        """Return the trainer's step for micro-batches of its loader.
+
+        ``choice`` may have ``most_micro_batches``: limit of micro-batches in a step.
+        """
         return Call(
-            function=f"{_JOBS}.loader:build_loader", arguments=self._arguments(choice)
+            function=f"{_JOBS}.window_step:build_step",
+            arguments=self._window_arguments(choice),
+        )
+
+    def loader(self, choice: Mapping[str, Argument]) -> Call:
+        """Return the trainer's loader of its dataset.
+
+        ``choice`` may have ``most_micro_batches``, as for ``window_step``.
+        """
+        arguments = self._window_arguments(choice)
+        data = self.chosen(choice).data
+        return Call(
+            function=f"{_JOBS}.loader:build_loader",
+            arguments={
+                **arguments,
+                "num_workers": data.num_workers,
+                "prefetch_factor": data.prefetch_factor,
+                "pin_memory": data.pin_memory,
+            },
         )
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
@@ -94,9 +118,11 @@ class MlmSubject(StrictTable):
 
         Keys are dotted, as in ``--set train.data.num_workers=2``. The key
         ``micro_batches`` is none of the trainer's: it sets the global batch.
+        ``most_micro_batches`` is of windows alone.
         """
         changes = dict(choice)
         micro_batches = changes.pop("micro_batches", None)
+        changes.pop("most_micro_batches", None)
         config = self.config
         for key, value in changes.items():
             table, _, name = key.rpartition(".")
@@ -109,6 +135,13 @@ class MlmSubject(StrictTable):
             return config
         sequences = config.micro_batch_size * self.local_ranks * int(micro_batches)
         return config.model_copy(update={"global_batch_size": sequences})
+
+    def _window_arguments(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
+        """Return the arguments of both functions of a window."""
+        return {
+            "config": self.chosen(choice).model_dump(mode="json"),
+            "most_micro_batches": choice.get("most_micro_batches", MOST_MICRO_BATCHES),
+        }
 
     def _arguments(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
         return {

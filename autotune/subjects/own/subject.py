@@ -134,6 +134,10 @@ class OwnCode(StrictTable):
         """Return the call of your function with the fixed arguments and a choice."""
         return self._call(self.step_function, self.adapter.step_function, choice)
 
+    def window_step(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the call of ``step``, which takes batches if it has an argument."""
+        return self.step(choice)
+
     def loader(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return the call of your loader's function."""
         return self._call(

@@ -26,9 +26,7 @@ from trainer.record.recorded_settings import settings_of
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in
 practice none reaches the sheet."""
-RATE_JOBS = frozenset(
-    {"training", "short_training", "links", "gradient_sync", "own_loader"}
-)
+RATE_JOBS = frozenset({"window", "short_training", "links", "gradient_sync"})
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD = 2
 """FLOPs of a matmul for each weight and token."""
@@ -37,7 +35,7 @@ _FORWARD_AND_BACKWARD = 3
 has twice as many."""
 _LEAST_S = 1e-12
 """Time in seconds that replaces a shorter one, so that no rate is divided by zero."""
-_FLOPS_JOBS = ("step", "training", "short_training", "gradient_sync")
+_FLOPS_JOBS = ("step", "window", "short_training", "gradient_sync")
 """Jobs that train, so that their rate is one of FLOPs."""
 
 
@@ -179,9 +177,9 @@ def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
     # The figures may be of an older trial log, so they are read by key.
     flops_per_token = least_flops_per_token(settings_of(trial.config), None)
     local_ranks: int = figures.get("local_ranks") or 1
-    if trial.job == "training":
+    if trial.job == "window":
         counted_flops_per_s = figures.get("model_flops_per_s") or 0.0
-        least_flops_per_s = flops_per_token * figures.get("tokens_per_s", 0.0)
+        least_flops_per_s = flops_per_token * figures.get("units_per_s", 0.0)
         flops_per_s = max(counted_flops_per_s, least_flops_per_s)
         return float(flops_per_s / local_ranks)
     if trial.job == "short_training":

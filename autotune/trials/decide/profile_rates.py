@@ -130,10 +130,10 @@ def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
         return
     non_padding_share = fill_share(profile) or 0.0
     windows_by_name = [
-        (f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s)
+        (f"{row.num_workers} DataLoader workers", row.units_per_s)
         for row in workers.rows
     ]
-    windows_by_name.append(("cached batches", workers.cached_padded_tokens_per_s))
+    windows_by_name.append(("cached batches", workers.cached_units_per_s))
     for name, windows in windows_by_name:
         for padded_tokens_per_s in windows:
             yield _TokenRate(

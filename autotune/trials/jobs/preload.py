@@ -19,7 +19,9 @@ def preload_trainer() -> None:
             "trainer.loop",
             "autotune.memory.jobs.step",
             "autotune.subjects.mlm.jobs.step",
-            "autotune.workers.jobs.training",
+            "autotune.subjects.mlm.jobs.loader",
+            "autotune.subjects.mlm.jobs.window_step",
+            "autotune.workers.jobs.window",
             "torch._dynamo",
         ):
             importlib.import_module(module)

@@ -25,16 +25,16 @@ Count = int | None
 """DataLoader workers of a rank; None for cached batches."""
 
 
-class WindowFigures(NamedTuple):
+class CountWindow(NamedTuple):
     """Figures of one window with one count."""
 
-    tokens_per_s: float
+    units_per_s: float
     """Rate by which counts are compared."""
     data_wait_share: float
     """Share of the window in which the GPU waited for data."""
 
 
-Round = Mapping[Count, WindowFigures]
+Round = Mapping[Count, CountWindow]
 """Windows, by count, that were measured one after the other."""
 
 
@@ -55,7 +55,7 @@ class CountStatistics:
         for number, windows in enumerate(rounds):
             for count, figures in windows.items():
                 log_rates = self._log_rates.setdefault(count, {})
-                log_rates[number] = math.log(figures.tokens_per_s)
+                log_rates[number] = math.log(figures.units_per_s)
                 if count is not None:
                     wait_shares = self._wait_shares.setdefault(count, [])
                     wait_shares.append(figures.data_wait_share)

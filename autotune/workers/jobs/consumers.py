@@ -1,6 +1,7 @@
-"""Consumers of batches: the trainer's step, and a simulation of a GPU's."""
+"""Consumers of batches: a step that is built, and a simulation of a GPU's."""
 
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -8,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trainer.build import Training
-from trainer.config.train_config import TrainConfig
+from autotune.subjects.own.subject import LOOP_STEPS
+from autotune.subjects.subject import FACTS, StepFacts
+from autotune.trials.jobs.rank_group import RankGroup
 from trainer.data.data_wait import DataWait
-from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark
-from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks
-from trainer.distributed.step import StepResult
+from trainer.formats.errors import BadConfig
 
 
 class Consumer(Protocol):
@@ -32,66 +32,94 @@ class Consumer(Protocol):
         """Wait until the device is idle."""
 
 
-class TrainingStep:
-    """The trainer's step, with the host one step ahead of the device.
+class FedStep:
+    """A step that a function builds, with the host one step ahead of the device.
 
     Args:
-        training: Training whose step is taken.
-        config: Trainer settings.
-        micro_batches: Micro-batches of a step.
+        build: Function that builds the step.
         device: Device that computes the step.
+
+    Raises:
+        BadConfig: If the function returns no step, or trains itself.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        config: TrainConfig,
-        micro_batches: int,
-        device: torch.device,
-    ) -> None:
-        self._step = training.step
-        self._module = training.module
-        self.work = training.work
-        """Work of the model, from which FLOPs are counted."""
-        self._config = config
-        self._micro_batches = micro_batches
-        self._steps_taken = 0
-        self._last_result: StepResult | None = None
-        self.losses: list[torch.Tensor] = []
-        """Loss of each step so far, warm-up included."""
+    def __init__(self, build: Callable[[], Any], device: torch.device) -> None:
+        self._steps_by_optimizer: dict[int, int] = {}
+        register_optimizer_step_post_hook(self._optimizer_stepped)
+        step = build()
+        if not callable(step):
+            raise BadConfig(
+                f"the function for the step returned {type(step).__name__}",
+                next_step=(
+                    "Return a function that takes one optimizer step; or use"
+                    " --step-time."
+                ),
+            )
+        self._step: Callable[..., object] = step
+        self._device = device
+        self.facts: StepFacts = getattr(step, FACTS, StepFacts())
+        """What the step knows of itself."""
+        self._takes_batch = _takes_batch(step)
+        self._last_end: DeviceEvent | None = None
         self.wait = DataWait(lambda: mark(device))
 
-    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches, launch the step, and return the micro-batches.
+    def step(self, loader: Iterator[Any]) -> list[Any]:
+        """Take the batches of a step, launch it, and return the batches.
 
         This returns once the device has finished the step before.
         """
-        batches = self.wait.take(loader, self._micro_batches)
-        if not self._steps_taken:
-            # Sets the fixed number of attention segments before the first step.
-            self._module.fixed_sizes.expect_documents(batches[0])
-        previous = self._last_result
-        result = self._step.run(batches, learning_rate(self._config, self._steps_taken))
-        self._last_result = result
-        self.losses.append(result.loss)
-        self.wait.device_busy_until(result.updated)
-        self._steps_taken += 1
-        if previous is not None:
-            previous.updated.wait()
+        batches = self.wait.take(loader, self.facts.micro_batches or 1)
+        self._steps_by_optimizer.clear()
+        if not self._takes_batch:
+            self._step()
+        elif self.facts.micro_batches is None:
+            self._step(batches[0])
+        else:
+            self._step(batches)
+        previous_end = self._last_end
+        self._last_end = mark(self._device)
+        self.wait.device_busy_until(self._last_end)
+        if previous_end is not None:
+            previous_end.wait()
         return batches
 
     def finish(self) -> None:
         """Wait until the device is idle.
 
         Raises:
-            ValueError: If the loss is not finite.
+            ValueError: If the step has a loss, and it is not finite.
         """
-        if self._last_result is None:
+        if self._last_end is None:
             return
-        # Reading the loss waits for the device.
-        loss = float(self._last_result.loss)
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss}")
+        self._last_end.wait()
+        if self.facts.loss is not None:
+            loss = self.facts.loss()
+            if not math.isfinite(loss):
+                raise ValueError(f"the loss is {loss}")
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        steps = self._steps_by_optimizer.get(id(optimizer), 0) + 1
+        self._steps_by_optimizer[id(optimizer)] = steps
+        if steps >= LOOP_STEPS:
+            raise BadConfig(
+                f"the step took {steps} optimizer steps in one call: it is a training"
+                " loop, which has its data",
+                next_step=(
+                    "Let it take one step; or replay its duration with --step-time."
+                ),
+            )
+
+
+def _takes_batch(step: Callable[..., object]) -> bool:
+    """Return whether a step can be called with a batch."""
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        # The arguments of a builtin are unknown.
+        return True
+    return True
 
 
 class ReplayedStep:
@@ -101,11 +129,16 @@ class ReplayedStep:
     ranks have their data, as they synchronise gradients. Copies to the GPU and their
     host memory bandwidth are not simulated.
 
+    If the host does not run ahead, it reads the loss of each step, as most loops do,
+    and loads nothing meanwhile.
+
     Args:
         micro_batch_s: Time of a full micro-batch.
         share: Function that returns the share of ``micro_batch_s`` that a batch takes.
         micro_batches: Micro-batches of a step.
         ranks: Ranks that train together.
+        host_runs_ahead: True if the host returns from a step while its last micro-batch
+            is computed.
         now_s: Clock of the host, in seconds.
         compute: Function that computes for a moment, and is called again and again
             while the host waits for the simulated GPU. None is a small matmul, for
@@ -117,8 +150,9 @@ class ReplayedStep:
         micro_batch_s: float,
         share: Callable[[Any], float],
         micro_batches: int,
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
+        host_runs_ahead: bool = True,
         now_s: Callable[[], float] = time.perf_counter,
         compute: Callable[[], object] | None = None,
     ) -> None:
@@ -126,6 +160,7 @@ class ReplayedStep:
         self._share = share
         self._micro_batches = micro_batches
         self._ranks = ranks
+        self._host_runs_ahead = host_runs_ahead
         self._now_s = now_s
         self._idle_from_s = now_s()
         """Time at which the simulated GPU has computed all micro-batches so far."""
@@ -139,11 +174,11 @@ class ReplayedStep:
             compute = functools.partial(torch.mm, matrix, matrix)
         self._compute = compute
 
-    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+    def step(self, loader: Iterator[Any]) -> list[Any]:
         """Take a step's micro-batches, and return them once the last one has begun.
 
         So the host is as far ahead of the simulated GPU as the trainer is of a real
-        one.
+        one. If it does not run ahead, it returns once the last one has ended.
         """
         batches = []
         begins_s = self._idle_from_s
@@ -155,7 +190,7 @@ class ReplayedStep:
             end_of_work = _KnownEvent(self._idle_from_s, now_s=self._now_s)
             self.wait.device_busy_until(end_of_work)
             batches.append(batch)
-        self._compute_until(begins_s)
+        self._compute_until(begins_s if self._host_runs_ahead else self._idle_from_s)
         return batches
 
     def finish(self) -> None:

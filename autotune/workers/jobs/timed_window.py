@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.trials.jobs import footprint
+from autotune.trials.jobs.rank_group import RankGroup
 from autotune.workers.jobs.consumers import Consumer
-from trainer.distributed.ranks import Ranks
 
 FIRST_PART = 4
 """Divisor of a window's duration for its first part. The steps of this part show how
@@ -60,7 +60,7 @@ class TimedWindow:
     """Figures of a window, except for the rates that the caller computes."""
 
     figures: dict[str, Any]
-    """Fields of ``LoadedWindow``, except for the rates of tokens and FLOPs."""
+    """Fields of ``WindowFigures``, except for the rates of work."""
     slowest_s: float
     """Duration of the window on the slowest rank, by which rates are divided."""
 
@@ -68,7 +68,7 @@ class TimedWindow:
 def timed_window(
     loader: Iterator[Any],
     consumer: Consumer,
-    ranks: Ranks,
+    ranks: RankGroup,
     on_step: Callable[[list[Any]], None],
     length: WindowLength,
 ) -> TimedWindow:
@@ -79,7 +79,7 @@ def timed_window(
     Args:
         loader: Endless iterator over batches.
         consumer: Consumer of the batches.
-        ranks: Ranks, of which this process is one.
+        ranks: RankGroup, of which this process is one.
         on_step: Function that gets the batches of each step.
         length: Length of the window.
     """
@@ -112,7 +112,7 @@ def timed_window(
 
 
 def _figures_of_all_ranks(
-    ranks: Ranks,
+    ranks: RankGroup,
     consumer: Consumer,
     *,
     steps: int,
@@ -123,7 +123,7 @@ def _figures_of_all_ranks(
     """Return the figures of a window over all ranks, each of which calls this.
 
     Args:
-        ranks: Ranks, of which this process is one.
+        ranks: RankGroup, of which this process is one.
         consumer: Consumer of the batches.
         steps: Steps of the window.
         start_s: Start of this rank's window.
@@ -138,6 +138,8 @@ def _figures_of_all_ranks(
     # Ranks have no minimum, so the first start is the maximum of negative starts.
     first_start_s = -ranks.all_reduce_max(-start_s)[0]
     (last_end_s,) = ranks.all_reduce_max(end_s)
+    processes = len(footprint.private_bytes_of_children())
+    (most_processes,) = ranks.all_reduce_max(processes)
     all_memory_bytes = _sum_over_ranks(ranks, memory_bytes)
     (largest_worker_bytes,) = ranks.all_reduce_max(worker_bytes)
     all_read_bytes = _sum_over_ranks(ranks, read_bytes)
@@ -153,6 +155,7 @@ def _figures_of_all_ranks(
         # No rank has workers if the largest takes 0 bytes.
         "worker_bytes": round(largest_worker_bytes) or None,
         "storage_bytes_per_s": storage_bytes_per_s,
+        "processes": round(most_processes),
     }
     return TimedWindow(figures=figures, slowest_s=slowest_s)
 
@@ -164,7 +167,7 @@ def _difference(after: int | None, before: int | None) -> int | None:
     return after - before
 
 
-def _sum_over_ranks(ranks: Ranks, value: float | None) -> int | None:
+def _sum_over_ranks(ranks: RankGroup, value: float | None) -> int | None:
     """Return the sum over all ranks; None if a rank has no value."""
     total = ranks.all_reduce_sum(math.nan if value is None else float(value))[0]
     return None if math.isnan(total) else round(total)

@@ -54,6 +54,9 @@ class MiniTrainerSubject:
     def step(self, choice):
         return self._call("build_step", choice)
 
+    def window_step(self, choice):
+        return self.step(choice)
+
     def loader(self, choice):
         return self._call("build_loader", choice)
 

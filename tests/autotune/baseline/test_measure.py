@@ -57,7 +57,7 @@ def average_rate(name: RecipeName) -> float:
 
 def recipe_of(trial) -> RecipeName:
     """Return the recipe of a trial, which its layout tells."""
-    return RECIPE_BY_LAYOUT[trial.measured["config"]["layout"]]
+    return RECIPE_BY_LAYOUT[trial.config["layout"]]
 
 
 def steady(name: RecipeName, round_number: int) -> float:
@@ -102,7 +102,7 @@ class Simulation:
     def _simulate(self, trial) -> Outcome:
         self.clock.sleep(1.0)
         if trial.job == "step":
-            size = trial.measured["config"]["micro_batch_size"]
+            size = trial.config["micro_batch_size"]
             if size > self.max_micro_batch_size:
                 return OutOfMemory(detail="")
             return Measured(figures=STEP_FIGURES)
@@ -117,8 +117,8 @@ class Simulation:
         figures = figures_of(
             trial,
             lambda _: 1.0,
-            padded_tokens_per_s=tokens_per_s,
-            tokens_per_s=WINDOW_SHARE * tokens_per_s,
+            padded_units_per_s=tokens_per_s,
+            units_per_s=WINDOW_SHARE * tokens_per_s,
         )
         return Measured(figures=figures)
 
@@ -128,7 +128,7 @@ class Simulation:
         return [
             (recipe_of(trial), trial.measured["round"])
             for trial in self.machine.trials
-            if trial.job == "training"
+            if trial.job == "window"
         ]
 
     @property

@@ -14,7 +14,7 @@ from testbed.examples.checkpoints import exit_of, header_of, release_run
 from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
-from testbed.examples.trials import TRAINING_FIGURES, record
+from testbed.examples.trials import WINDOW_FIGURES, record
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.record.writer import RunWriter
 
@@ -235,7 +235,7 @@ def _write_profile(name, **tables):
 def test_compares_profiles_by_sweep_windows(workdir, compared):
     workers = example_profile().evidence.workers
     rows = [
-        row.model_copy(update={"padded_tokens_per_s": [119.0, 120.0, 121.0]})
+        row.model_copy(update={"units_per_s": [119.0, 120.0, 121.0]})
         for row in workers.rows
     ]
     faster = {"workers": workers.model_copy(update={"rows": rows})}
@@ -330,15 +330,15 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
     trial_log = TrialLog(Path(name) / "trials", "w")
     for number in range(rounds):
         rates = {
-            "tokens_per_s": 0.9 * speed,
-            "padded_tokens_per_s": speed * (1 + 0.01 * (number % 3)),
+            "units_per_s": 0.9 * speed,
+            "padded_units_per_s": speed * (1 + 0.01 * (number % 3)),
         }
         outcome = {
             "kind": "measured",
-            "figures": TRAINING_FIGURES | rates | {"gradient_accumulation_steps": 4},
+            "figures": WINDOW_FIGURES | rates | {"gradient_accumulation_steps": 4},
         }
         entry = record(
-            "training", outcome, config, key=f"{number}", old=not made_on, **made_on
+            "window", outcome, config, key=f"{number}", old=not made_on, **made_on
         )
         trial = entry.model_dump(mode="json", exclude_unset=True)
         trial_log.append(

@@ -45,14 +45,14 @@ def test_larger_size_and_faster_loader_show(compared):
     probe = EXAMPLE.evidence.probe.model_copy(
         update={"feasible_max": 16, "infeasible_min": 17}
     )
-    loader = EXAMPLE.evidence.loader
+    loader = EXAMPLE.evidence.workers
     rows = [
-        row.model_copy(update={"batches_per_s": [2 * rate for rate in rates]})
+        row.model_copy(update={"units_per_s": [2 * rate for rate in rates]})
         for row in loader.rows
-        if (rates := row.batches_per_s)
+        if (rates := row.units_per_s)
     ]
     loader = loader.model_copy(update={"rows": rows})
-    comparison = compared(but(EXAMPLE, evidence={"probe": probe, "loader": loader}))
+    comparison = compared(but(EXAMPLE, evidence={"probe": probe, "workers": loader}))
     figures = figures_of(comparison)
     assert figures["largest batch", "under the budget"] == "more"
     assert figures["batches/s", "1 DataLoader worker"] == "faster"

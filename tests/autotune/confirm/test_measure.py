@@ -57,7 +57,7 @@ class Simulation:
         if (size, round_number) in self.failures:
             return self.failures[size, round_number]
         rate = self.padded_tokens_per_s[size] * self.noise(round_number)
-        figures = figures_of(trial, lambda _: 1.0, padded_tokens_per_s=rate)
+        figures = figures_of(trial, lambda _: 1.0, padded_units_per_s=rate)
         return Measured(figures=figures)
 
     @property
@@ -68,7 +68,7 @@ class Simulation:
 
 def window_of(trial) -> tuple[int, int]:
     """Return the micro-batch size and the round of a window."""
-    return trial.measured["config"]["micro_batch_size"], trial.measured["round"]
+    return trial.config["micro_batch_size"], trial.measured["round"]
 
 
 def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitRunner:
@@ -76,7 +76,7 @@ def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitR
     curve = [
         CurvePoint(
             micro_batch_size=size,
-            padded_tokens_per_s=rate,
+            padded_units_per_s=rate,
             step_s=SEQ_LENGTH_TOKENS * size / rate,
             timed_steps=4,
         )
@@ -117,7 +117,7 @@ def test_windows_have_the_micro_batches_of_training(tmp_path):
     simulation = Simulation(padded_tokens_per_s={CHOSEN_SIZE: 1e6, RIVAL_SIZE: 1e6})
     runner_of(simulation, tmp_path).run()
     limits = {
-        window_of(trial)[0]: trial.measured["most_micro_batches"]
+        window_of(trial)[0]: trial.loader_arguments["most_micro_batches"]
         for trial in simulation.machine.trials
     }
     assert limits == {CHOSEN_SIZE: 3, RIVAL_SIZE: 5}

@@ -4,13 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from autotune.integrations.probe import probe_step
-from autotune.integrations.stage import sweep_on
-from autotune.integrations.values import LoaderSweep, StepProbe
+
+from autotune.integrations.values import StepProbe
 from autotune.subjects.bench import open_own
 from autotune.subjects.own.subject import OwnCode
-from autotune.trials.trial_log import report_directory
 
 MODULE = "hostile"
 MEMORY_BYTES = 80_000_000
@@ -42,26 +40,6 @@ class OwnCodeBench:
             self._folder / name, bench.fingerprint, lambda *_: None, 8
         )
         return probe_step(request, bench, memory_bytes, runner), runner
-
-    def sweep(self, name, *, step=None, **options):
-        bench, code = self._of(loader=name, step=step)
-        code = code.model_copy(
-            update={"arguments": {"micro_batch_size": 8, "batch_size": 8}}
-        )
-        options = {
-            "step_time_s": None if step else 0.01,
-            "budget_s": 12.0,
-            "window_s": 0.3,
-            "max_workers": 4,
-        } | options
-        request = LoaderSweep(
-            code=code, reports=self._folder, trial_timeout_s=30, **options
-        )
-        return sweep_on(
-            bench,
-            request,
-            report_directory(self._folder / f"{name}.toml", self._folder),
-        )[0]
 
 
 @pytest.fixture(scope="session")

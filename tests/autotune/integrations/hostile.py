@@ -191,31 +191,3 @@ def sleepy(num_workers):
     return torch.utils.data.DataLoader(
         Sleepy(), batch_size=None, num_workers=num_workers
     )
-
-
-def locked(num_workers):
-    """A loader that is slow in this process, however many workers it is given."""
-
-    class Slow:
-        def __iter__(self):
-            while True:
-                time.sleep(0.03)
-                yield torch.zeros(10)
-
-    return Slow()
-
-
-def short(num_workers):
-    return [torch.zeros(8), torch.zeros(8), torch.zeros(8)]
-
-
-def once(num_workers):
-    return iter([torch.zeros(1)] * 3)
-
-
-def empty(num_workers):
-    return []
-
-
-def not_iterable(num_workers):
-    return num_workers

@@ -21,7 +21,7 @@ from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.values import TrialRecord
 from testbed.examples.own_profiles import own_profile, probed_only
 from testbed.examples.profiles import but
-from testbed.examples.trials import MADE_ON, TRAINING_FIGURES
+from testbed.examples.trials import MADE_ON, WINDOW_FIGURES
 from tests.autotune.profiles.explanations import explain
 
 EXAMPLE = own_profile()
@@ -52,13 +52,13 @@ def test_file_keeps_every_table(path):
 def test_repeated_probe_keeps_loader_and_workers(path):
     assert keep_workers(probed_only(EXAMPLE), path).settings == EXAMPLE.settings
     kept = keep_workers(probed_only(EXAMPLE), path)
-    assert kept.evidence.loader == EXAMPLE.evidence.loader
+    assert kept.evidence.workers == EXAMPLE.evidence.workers
     assert kept.subject == EXAMPLE.subject
 
 
 def test_other_size_loses_measured_workers(path):
     kept = keep_workers(probed_only(with_settings(batch=6)), path)
-    assert kept.evidence.loader is None
+    assert kept.evidence.workers is None
     assert kept.settings == {"batch": 6}
 
 
@@ -163,13 +163,15 @@ def own_record(job, measured, figures):
 
 def test_rates_of_the_loader_need_trials():
     windows = [
-        own_record("own_loader", {}, TRAINING_FIGURES | {"tokens_per_s": rate})
-        for row in EXAMPLE.evidence.loader.rows
-        for rate in row.batches_per_s
+        own_record("window", {}, WINDOW_FIGURES | {"padded_units_per_s": rate})
+        for row in EXAMPLE.evidence.workers.rows
+        for rate in row.units_per_s
     ]
     assert [
-        name for name in check_trial_log(EXAMPLE, windows).unfounded if "loader" in name
-    ] == ["evidence.loader.cached_batches_per_s"]
+        name
+        for name in check_trial_log(EXAMPLE, windows).unfounded
+        if "workers" in name
+    ] == ["evidence.workers.cached_units_per_s"]
 
 
 @pytest.mark.parametrize(

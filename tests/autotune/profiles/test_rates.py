@@ -68,8 +68,7 @@ def test_rate_of_probe_counts_non_padding_tokens():
 def test_rate_of_workers_is_of_the_profiles_count(num_workers, measured_count):
     profile = add_evidence(probe=True, workers=True)
     padded_tokens_per_s_by_count = {
-        row.num_workers: row.padded_tokens_per_s
-        for row in profile.evidence.workers.rows
+        row.num_workers: row.units_per_s for row in profile.evidence.workers.rows
     }
     data = profile.train.data.model_copy(update={"num_workers": num_workers})
     rate = tuned_rate(but(profile, train={"data": data}))

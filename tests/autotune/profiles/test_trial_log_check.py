@@ -142,15 +142,13 @@ def test_names_rate_of_curve_without_trial():
 
 def test_names_rates_of_sweep_without_trial():
     # Windows were measured at 99, 100, 101 and 102 tokens/s.
-    row = EXAMPLE_WORKERS.rows[1].model_copy(
-        update={"padded_tokens_per_s": [99.0, 500.0]}
-    )
+    row = EXAMPLE_WORKERS.rows[1].model_copy(update={"units_per_s": [99.0, 500.0]})
     workers = EXAMPLE_WORKERS.model_copy(
-        update={"rows": [row], "cached_padded_tokens_per_s": [103.0]}
+        update={"rows": [row], "cached_units_per_s": [103.0]}
     )
     edited = but(resting_on(EXAMPLE), evidence={"workers": workers})
     assert check_trial_log(edited, EXAMPLE).unfounded == (
-        "evidence.workers.cached_padded_tokens_per_s",
+        "evidence.workers.cached_units_per_s",
         "evidence.workers.rows of 1",
     )
 

@@ -195,7 +195,7 @@ def test_extreme_figures_make_a_report(windows, ratio, slots):
         )
         for part, values in (
             (evidence.baseline, {"tokens_per_s": windows, "speedup": ratio}),
-            (evidence.workers, {"padded_tokens_per_s": slots}),
+            (evidence.workers, {"units_per_s": slots}),
         )
     )
     profile = but(

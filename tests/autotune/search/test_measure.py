@@ -42,9 +42,9 @@ def fails(concerned, outcome=BROKEN):
 
 def checks_of(search):
     return [
-        trial.measured["config"]
+        trial.config
         for trial in search.runner.machine.trials
-        if trial.measured.get("losses")
+        if trial.step_arguments.get("losses")
     ]
 
 
@@ -145,7 +145,7 @@ def test_verifies_with_interleaved_windows(tmp_path):
     cells = [
         knobs_of(finished.trial)
         for finished in search.runner.finished
-        if not finished.trial.measured.get("losses")
+        if not finished.trial.step_arguments.get("losses")
     ]
     first, second = cells[-8:-6]
     assert {first, second} == {confirmed.candidate, UNEXPLORED}
@@ -162,7 +162,7 @@ def test_finalists_drop_out_for_good(tmp_path):
         proofs = {}
 
         def note(search, trial, proofs=proofs):
-            if search.stopped_because and not trial.measured.get("losses"):
+            if search.stopped_because and not trial.step_arguments.get("losses"):
                 proofs.setdefault(trial.measured["round"], []).append(knobs_of(trial))
 
         search, confirmed = explored(
@@ -206,12 +206,12 @@ def test_crashed_finalist_leaves_the_others(tmp_path):
 def test_every_window_has_a_starting_one_beside(tmp_path):
     search, confirmed = explored(tmp_path, LANDSCAPES["compiled"], cells=CELLS)
     for trial in search.runner.machine.trials:
-        config = trial.measured["config"]
+        config = trial.config
         assert trial.measured["cached"]
         assert config["global_batch_size"] == GLOBAL_ROWS[config["layout"]]
         assert config["global_batch_tokens"] is None
         assert (
-            trial.measured.get("losses")
+            trial.step_arguments.get("losses")
             or UNEXPLORED.name in trial.measured["interleaved_with"]
         )
     pruned = {
@@ -443,7 +443,7 @@ def test_verifies_only_what_time_allows(tmp_path, seed):
     verified = {}
 
     def note(search, trial):
-        if search.stopped_because and not trial.measured.get("losses"):
+        if search.stopped_because and not trial.step_arguments.get("losses"):
             verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
 
     changes = {
@@ -653,7 +653,7 @@ def test_low_precision_requires_equal_loss(
         ({"loss": bf16_learns_less}, "not within 1%", 2),
         ({"loss": lambda *_: 3.0}, "not checked: with fp32 the loss went", 1),
         (
-            {"instead": fails(lambda _, trial: trial.measured.get("losses"))},
+            {"instead": fails(lambda _, trial: trial.step_arguments.get("losses"))},
             "the run with fp32 failed (crashed)",
             1,
         ),

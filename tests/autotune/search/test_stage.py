@@ -84,7 +84,7 @@ def make(monkeypatch, tmp_path, patterned_dataset):
         plain = machine_for(rate, clock)
 
         def simulate(trial):
-            config = trial.measured["config"]
+            config = trial.config
             refused = (
                 config["precision"] == precision and config["micro_batch_size"] > above
             )
@@ -114,9 +114,7 @@ def test_faster_settings_are_written(make):
     assert (probe_evidence.explore, probe_evidence.probe.feasible_max) == (evidence, 35)
     assert train.micro_batch_size <= 35
     assert stored.profile.provenance.commands == ["probe", "explore"]
-    steps = [
-        trial.measured["config"] for trial in work.machine.trials if trial.job == "step"
-    ]
+    steps = [trial.config for trial in work.machine.trials if trial.job == "step"]
     # The chosen settings' memory is proven as well.
     assert {config["precision"] for config in steps} == {"bf16"}
     assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
@@ -379,8 +377,8 @@ def test_predicts_largest_micro_batch_by_kind(make, monkeypatch):
     def simulate(trial):
         traces.append(
             (
-                trial.measured["config"]["activation_checkpointing"],
-                trial.measured["config"]["compile"],
+                trial.config["activation_checkpointing"],
+                trial.config["compile"],
             )
         )
         return Measured(figures=trace_figures(trial))

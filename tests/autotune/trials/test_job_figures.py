@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.job_figures import StepFigures, WindowFigures
 from autotune.trials.outcomes import Measured
-from testbed.examples.trials import STEP_FIGURES, TRAINING_FIGURES
+from testbed.examples.trials import STEP_FIGURES, WINDOW_FIGURES
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ def test_step_figures_have_one_rank_by_default(changes, local_ranks):
     assert figures.local_ranks == local_ranks
 
 
-def test_training_figures_leave_out_gpu_series():
+def test_window_figures_leave_out_gpu_series():
     gpu = {"samples": 3, "utilisation_share": 0.5, "series": {"time_s": [1.0, 2.0]}}
-    outcome = Measured(figures=TRAINING_FIGURES | {"gpus": [gpu]})
-    (gpu_figures,) = TrainingFigures.of(outcome).gpus
+    outcome = Measured(figures=WINDOW_FIGURES | {"gpus": [gpu]})
+    (gpu_figures,) = WindowFigures.of(outcome).gpus
     assert gpu_figures.samples == 3
     assert gpu_figures.utilisation_share == 0.5
     assert gpu_figures.power_w is None
 
 
-def test_training_figures_may_have_no_gpus():
-    assert TrainingFigures.of(Measured(figures=TRAINING_FIGURES)).gpus == ()
+def test_window_figures_may_have_no_gpus():
+    assert WindowFigures.of(Measured(figures=WINDOW_FIGURES)).gpus == ()

@@ -119,11 +119,11 @@ def test_rejects_messages_faster_than_the_links(figures):
 
 def test_replayed_trial_has_no_rate():
     replayed = Trial(
-        job="training",
+        job="window",
         measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3},
         timeout_s=1.0,
     )
-    outcome = Measured(figures={"tokens_per_s": 4e9})
+    outcome = Measured(figures={"units_per_s": 4e9})
     assert list(rates_of_trial(replayed, outcome)) == []
 
 
@@ -138,18 +138,18 @@ def test_replayed_trial_has_no_rate():
             id="step, by its tokens",
         ),
         pytest.param(
-            "training",
+            "window",
             BERT_CONFIG,
-            {"tokens_per_s": BERT_TOKENS_PER_S},
+            {"units_per_s": BERT_TOKENS_PER_S},
             BERT_FLOPS_PER_S,
-            id="training, by its tokens",
+            id="window, by its tokens",
         ),
         pytest.param(
-            "training",
+            "window",
             BERT_CONFIG,
-            {"tokens_per_s": BERT_TOKENS_PER_S, "model_flops_per_s": 0.0},
+            {"units_per_s": BERT_TOKENS_PER_S, "model_flops_per_s": 0.0},
             BERT_FLOPS_PER_S,
-            id="training, counted FLOPs too few",
+            id="window, counted FLOPs too few",
         ),
         pytest.param(
             "gradient_sync",
@@ -173,11 +173,11 @@ def test_replayed_trial_has_no_rate():
             id="step, by its FLOPs",
         ),
         pytest.param(
-            "training",
+            "window",
             UNKNOWN_ARCHITECTURE,
             {"model_flops_per_s": 2e15, "local_ranks": 2},
             1e15,
-            id="training, by its FLOPs",
+            id="window, by its FLOPs",
         ),
         pytest.param(
             "links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15, id="links"
@@ -203,8 +203,8 @@ def test_rate_of_every_timed_job_is_per_gpu(job, config, figures, per_s):
     ],
 )
 def test_only_possible_rate_of_real_gpu_counts(gpu_name, driver, shown):
-    trial = Trial(job="training", measured={"config": BERT_CONFIG}, timeout_s=1.0)
-    outcome = Measured(figures={"tokens_per_s": BERT_TOKENS_PER_S})
+    trial = Trial(job="window", measured={"config": BERT_CONFIG}, timeout_s=1.0)
+    outcome = Measured(figures={"units_per_s": BERT_TOKENS_PER_S})
     assert has_rate(trial, outcome, gpu_name=gpu_name, driver=driver) is shown
 
 
@@ -280,7 +280,7 @@ IMPOSSIBLE_BYTES_PER_S = 1e13
             "rows",
             {
                 "model_flops_per_s_per_rank": [],
-                "padded_tokens_per_s": [IMPOSSIBLE_TOKENS_PER_S],
+                "units_per_s": [IMPOSSIBLE_TOKENS_PER_S],
             },
             id="workers",
         ),

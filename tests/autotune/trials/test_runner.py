@@ -140,7 +140,7 @@ def test_rate_of_untimed_step_does_not_matter(step_runner):
     assert isinstance(step_runner.run(STEP_TRIAL, "t"), Measured)
 
 
-@pytest.mark.parametrize("job", ["training", "links", "gradient_sync"])
+@pytest.mark.parametrize("job", ["window", "links", "gradient_sync"])
 def test_measures_no_rate_on_a_pretended_gpu(tmp_path, job):
     pretended = ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"})
     runner = make_runner(tmp_path, made_on=pretended)

@@ -3,14 +3,14 @@
 import pytest
 
 from autotune.trials.values import Trial, TrialRecord
-from testbed.examples.trials import TRAINING_FIGURES, record
+from testbed.examples.trials import WINDOW_FIGURES, record
 
 
 def test_entry_without_a_figure_is_no_record():
-    entry = record("training").model_dump(mode="json")
+    entry = record("window").model_dump(mode="json")
     assert TrialRecord.of(entry) is not None
     # Older versions recorded a list of steps instead of their number.
-    old_figures = TRAINING_FIGURES | {"step_s": [0.1]}
+    old_figures = WINDOW_FIGURES | {"step_s": [0.1]}
     del old_figures["steps"]
     old_outcome = {"kind": "measured", "figures": old_figures}
     assert TrialRecord.of(entry | {"outcome": old_outcome}) is None

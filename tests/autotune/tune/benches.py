@@ -35,7 +35,7 @@ def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
     windows = machine_of(rate, clock, **options)
 
     def simulate(trial: Trial) -> Outcome:
-        if trial.job == "training":
+        if trial.job == "window":
             return windows.run(trial)
         clock.sleep(1.0)
         return simulate_probe_trial(trial)

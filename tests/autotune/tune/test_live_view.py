@@ -8,7 +8,7 @@ from autotune.trials.values import FinishedTrial, Trial
 from autotune.tune import live_view
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage
-from testbed.examples.trials import TRAINING_FIGURES
+from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock
 
 
@@ -19,8 +19,8 @@ def view():
 
 
 def keeps_up(rate):
-    trial = Trial(job="training", measured={"cached": False}, timeout_s=1.0)
-    outcome = Measured(figures=TRAINING_FIGURES | {"tokens_per_s": rate})
+    trial = Trial(job="window", measured={"cached": False}, timeout_s=1.0)
+    outcome = Measured(figures=WINDOW_FIGURES | {"units_per_s": rate})
     label = "1 loader workers, round 1"
     return FinishedTrial(
         trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False

@@ -8,7 +8,7 @@ from autotune.tune.live_view import TuningView
 from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult
 from testbed.examples.profiles import but, example_profile
-from testbed.examples.trials import TRAINING_FIGURES
+from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock
 
 
@@ -120,11 +120,12 @@ def finished(job, measured, figures, label):
 
 
 def keeps_up(rate, label, *, cached=False, **more):
-    figures = TRAINING_FIGURES | {
-        "tokens_per_s": rate,
-        "padded_tokens_per_s": 10 * rate,
+    figures = WINDOW_FIGURES | {
+        "unit": "tokens",
+        "units_per_s": rate,
+        "padded_units_per_s": 10 * rate,
     }
-    return finished("training", {"cached": cached} | more, figures, label)
+    return finished("window", {"cached": cached} | more, figures, label)
 
 
 @pytest.mark.parametrize(

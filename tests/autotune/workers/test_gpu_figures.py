@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.trials.job_figures import GpuUseFigures, TrainingFigures
+from autotune.trials.job_figures import GpuUseFigures, WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.workers.gpu_figures import gpu_source, mean_gpu_use
 from testbed.examples.feeds import ON_CPU, FeedMachine, evidence_of, knee_at, sweep_on
 from testbed.examples.gpu_facts import H200
-from testbed.examples.trials import TRAINING_FIGURES
+from testbed.examples.trials import WINDOW_FIGURES
 
 GPU = {
     "samples": 10,
@@ -25,9 +25,9 @@ GPU = {
 ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 
 
-def window_with(*gpus: dict) -> TrainingFigures:
+def window_with(*gpus: dict) -> WindowFigures:
     """Return a window with the use of these GPUs."""
-    window = TrainingFigures.of(Measured(figures=TRAINING_FIGURES))
+    window = WindowFigures.of(Measured(figures=WINDOW_FIGURES))
     return replace(window, gpus=tuple(GpuUseFigures(**gpu) for gpu in gpus))
 
 

@@ -9,7 +9,7 @@ from autotune.evidence.workers import JointChoice, WorkersEvidence
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.joint_search import gap_remains, search_joint
-from autotune.workers.measure import Sweep
+from autotune.workers.measure import WorkerSweep
 from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.feeds import (
     CONFIG,
@@ -50,7 +50,7 @@ def prefetching_is_useless(data) -> float:
 class JointSearch:
     """A joint search after a sweep of at most three workers, with its result."""
 
-    sweep: Sweep
+    sweep: WorkerSweep
     choice: WorkersChoice
     joint: JointChoice | None
     swept: WorkersEvidence
@@ -65,7 +65,7 @@ class JointSearch:
     @property
     def settings(self) -> list[dict]:
         """Loader settings of each window of the search, in their order."""
-        return [measured["config"]["data"] for measured in self.measured]
+        return [measured["loader"]["arguments"] for measured in self.measured]
 
 
 def search(

@@ -6,9 +6,9 @@ import pytest
 from autotune.profiles.store import with_data
 from autotune.trials.outcomes import Crashed
 from autotune.trials.values import Trial
-from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.joint_study import study_of
-from autotune.workers.measure import training_trial
+from autotune.workers.measure import NamedWindow
+from autotune.workers.windows import training_trial
 from testbed.examples.feeds import CONFIG, FeedMachine, knee_at, sweep_on
 
 TWO_SUFFICE = knee_at(2)
@@ -25,9 +25,9 @@ def finished(tmp_path):
     return sweep
 
 
-def study_after(sweep, *, pinning=False):
+def study_after(sweep, varied=("prefetch_factor",)):
     """Return the study that a joint search after a sweep begins with."""
-    return study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
+    return study_of(sweep.runner.finished, sweep.max_workers, varied)
 
 
 def test_study_has_settings_of_windows_with_workers(finished):
@@ -51,7 +51,7 @@ def test_study_maximises_ratio_to_cached_batches(finished):
 
 
 def test_study_on_a_gpu_includes_pinning(finished):
-    study = study_after(finished, pinning=True)
+    study = study_after(finished, ("prefetch_factor", "pin_memory"))
     assert {trial.params["pin_memory"] for trial in study.trials} == {True}
 
 
@@ -63,11 +63,11 @@ def test_study_ignores_windows_outside_its_space(finished):
         "more workers than are allowed": in_space | {"num_workers": 50},
         "settings in the space": in_space,
     }
-    cached = training_trial(finished.training, CONFIG, LATE_ROUND, [], cached=True)
+    cached = training_trial(finished.windows, CONFIG, LATE_ROUND, [], cached=True)
     windows = [NamedWindow(name="cached batches", trial=cached)]
     for name, settings in settings_by_name.items():
         config = with_data(CONFIG, settings)
-        trial = training_trial(finished.training, config, LATE_ROUND, [])
+        trial = training_trial(finished.windows, config, LATE_ROUND, [])
         windows.append(NamedWindow(name=name, trial=trial))
     finished.measure_windows(LATE_ROUND, windows)
     added = study_after(finished).trials[known:]
@@ -77,7 +77,7 @@ def test_study_ignores_windows_outside_its_space(finished):
 def test_study_ignores_rounds_without_cached_batches(finished):
     known = len(study_after(finished).trials)
     config = with_data(CONFIG, {"num_workers": 1})
-    trial = training_trial(finished.training, config, LATE_ROUND, [])
+    trial = training_trial(finished.windows, config, LATE_ROUND, [])
     window = NamedWindow(name="without cached batches", trial=trial)
     finished.measure_windows(LATE_ROUND, [window])
     assert len(study_after(finished).trials) == known
@@ -85,12 +85,12 @@ def test_study_ignores_rounds_without_cached_batches(finished):
 
 def test_study_ignores_crashed_windows(tmp_path):
     def crash_without_config(trial):
-        return None if "config" in trial.measured else Crashed(detail="boom")
+        return None if trial.config else Crashed(detail="boom")
 
     sweep = sweep_on(FeedMachine(TWO_SUFFICE, crash_without_config), tmp_path)
     sweep.run()
     known = len(study_after(sweep).trials)
     # A request without settings, which would fail if the study read it.
-    crashing = Trial(job="training", measured={"cached": False}, timeout_s=1)
+    crashing = Trial(job="window", measured={"cached": False}, timeout_s=1)
     sweep.runner.run(crashing, "crashes")
     assert len(study_after(sweep).trials) == known

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.trials.jobs.rank_group import RankGroup
 from autotune.workers.jobs.consumers import ReplayedStep
-from trainer.distributed.ranks import Ranks
 
 STEP_S = 1.0
 """Time of a full micro-batch on the simulated GPU."""
@@ -32,9 +32,7 @@ REAL_STEP_S = 0.5
 matmul of 2 * 96**3 FLOPs takes 0.2 ms at 10 GFLOP/s, so that even a core ten times
 slower releases the GIL 250 times."""
 
-ALONE = Ranks(
-    rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu")
-)
+ALONE = RankGroup(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,11 @@ class SimulatedHost:
 
 
 def replay(
-    host: SimulatedHost, micro_batches: int = 1, ranks: Any = ALONE
+    host: SimulatedHost,
+    micro_batches: int = 1,
+    ranks: Any = ALONE,
+    *,
+    host_runs_ahead: bool = True,
 ) -> ReplayedStep:
     """Return a replayed step by the clock of a simulated host."""
     return ReplayedStep(
@@ -73,6 +75,7 @@ def replay(
         share=lambda batch: batch.share,
         micro_batches=micro_batches,
         ranks=ranks,
+        host_runs_ahead=host_runs_ahead,
         now_s=host.now_s,
         compute=host.compute,
     )
@@ -136,6 +139,12 @@ def test_step_returns_when_last_micro_batch_begins(host):
     consumer.step(host.load_batches(0.0))
     # The first two micro-batches have been computed.
     assert host.now_s() == 2 * STEP_S
+
+
+def test_host_that_reads_the_loss_waits_for_it(host):
+    consumer = replay(host, micro_batches=3, host_runs_ahead=False)
+    consumer.step(host.load_batches(0.0))
+    assert host.now_s() == 3 * STEP_S
 
 
 def test_finish_waits_for_the_last_micro_batch(host):

@@ -37,7 +37,7 @@ def test_finds_the_smallest_sufficient_count(tmp_path, needed):
 
 def test_evidence_has_the_rates_on_cached_batches(tmp_path):
     sweep = sweep_on(FeedMachine(knee_at(1)), tmp_path)
-    rates = evidence_of(sweep).cached_padded_tokens_per_s
+    rates = evidence_of(sweep).cached_units_per_s
     # Every round has a window on cached batches, with noise of 0.2 %.
     assert rates == pytest.approx([CACHED_TOKENS_PER_S] * len(sweep.rounds), rel=0.01)
     assert len(rates) >= 3
@@ -72,9 +72,13 @@ def test_trials_have_the_settings_of_the_request(replay):
     replay.run()
     trials = replay.runner.machine.trials
     assert {trial.measured["replayed_step_s"] for trial in trials} == {REPLAYED_STEP_S}
-    assert {trial.measured["sample_delay_s"] for trial in trials} == {SAMPLE_DELAY_S}
+    assert {
+        trial.loader_arguments["sample_delay_s"]
+        for trial in trials
+        if not trial.measured["cached"]
+    } == {SAMPLE_DELAY_S}
     directory = str(Path("data").resolve())
-    assert {trial.local["data_dir"] for trial in trials} == {directory}
+    assert {trial.local["inputs"]["data_dir"] for trial in trials} == {directory}
 
 
 def test_every_window_is_a_trial_of_its_own(replay):
@@ -87,8 +91,8 @@ def test_every_window_is_a_trial_of_its_own(replay):
 
 def test_evidence_counts_its_windows(replay):
     workers = evidence_of(replay)
-    windows_of_rows = sum(len(row.padded_tokens_per_s) for row in workers.rows)
-    cached_windows = len(workers.cached_padded_tokens_per_s)
+    windows_of_rows = sum(len(row.units_per_s) for row in workers.rows)
+    cached_windows = len(workers.cached_units_per_s)
     assert workers.windows == windows_of_rows + cached_windows
 
 

@@ -78,7 +78,7 @@ def noisy_machine(knee: int) -> FeedMachine:
 
     def disturb(trial):
         figures = figures_of(trial, knee_at(knee))
-        figures["padded_tokens_per_s"] *= next(noise)
+        figures["padded_units_per_s"] *= next(noise)
         return Measured(figures=figures)
 
     return FeedMachine(knee_at(knee), disturb)

@@ -1,13 +1,17 @@
 """Real windows on a tiny dataset, with real DataLoader workers and ranks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
-from autotune.trials.values import Trial
-from autotune.workers.jobs.training import WARM_UP_STEPS
+from autotune.workers.jobs.window import WARM_UP_STEPS
+from autotune.workers.windows import window_trial
 from testbed.datasets import write_dataset
+from testbed.examples.feeds import LIMITS, windows_of
+from trainer.config.train_config import TrainConfig
 
 TINY = {
     "model_type": "bert",
@@ -51,40 +55,36 @@ def data(tmp_path_factory):
 def measure_window(started_server, data):
     """Return a function that measures a window of the trainer's own step on one rank.
 
-    Its changes replace fields of the ``TrainingRequest``.
+    Its changes replace fields of the ``SweepRequest``.
     """
 
-    def measure(num_workers: int, **changes) -> TrainingFigures:
-        local_ranks = changes.get("local_ranks", 1)
-        config = {
-            "model": {"name": "tiny", "config": TINY},
-            "seq_length_tokens": SEQ_LENGTH_TOKENS,
-            "micro_batch_size": MICRO_BATCH_SIZE,
-            "data": {"num_workers": num_workers, "prefetch_factor": PREFETCH_FACTOR},
-            "device": "cpu",
-            "global_batch_size": MICRO_BATCHES * MICRO_BATCH_SIZE * local_ranks,
-        }
-        request = {
-            "config": config,
-            "cached": False,
-            "round": 0,
-            "window_s": WINDOW_S,
-            "min_steps": MIN_STEPS,
-            "local_ranks": 1,
-            "replayed_step_s": None,
-            "sample_delay_s": 0.0,
-            "interleaved_with": [],
-            "storage": "",
-        }
-        trial = Trial(
-            job="training",
-            measured=request | changes,
-            local={"data_dir": str(data)},
-            timeout_s=60,
+    def measure(
+        num_workers: int, *, local_ranks: int = 1, cached: bool = False, **changes
+    ) -> WindowFigures:
+        config = TrainConfig.model_validate(
+            {
+                "model": {"name": "tiny", "config": TINY},
+                "seq_length_tokens": SEQ_LENGTH_TOKENS,
+                "micro_batch_size": MICRO_BATCH_SIZE,
+                "data": {
+                    "num_workers": num_workers,
+                    "prefetch_factor": PREFETCH_FACTOR,
+                },
+                "device": "cpu",
+                "global_batch_size": MICRO_BATCHES * MICRO_BATCH_SIZE * local_ranks,
+            }
         )
+        windows = windows_of(
+            config,
+            limits=replace(LIMITS, local_ranks=local_ranks),
+            data=data,
+            trial_timeout_s=60.0,
+            **{"window_s": WINDOW_S} | changes,
+        )
+        trial = window_trial(windows, 0, [], cached=cached, min_steps=MIN_STEPS)
         outcome = started_server.run(trial)
         assert isinstance(outcome, Measured), outcome
-        return TrainingFigures.of(outcome)
+        return WindowFigures.of(outcome)
 
     return measure
 
@@ -119,13 +119,15 @@ def test_window_of_real_steps_has_figures(source, request):
     assert figures.steps >= MIN_STEPS
     assert figures.optimizer_steps == figures.steps + WARM_UP_STEPS["cpu"]
     assert figures.window_end_s - figures.window_start_s >= WINDOW_S
-    assert 0 < figures.tokens_per_s <= figures.padded_tokens_per_s
+    assert 0 < figures.units_per_s <= figures.padded_units_per_s
     assert 0 <= figures.data_wait_share <= 1
     # More than 64 MiB, as torch alone takes.
     assert figures.memory_bytes > 2**26
     assert figures.local_ranks == 1
     assert figures.gpus == ()
     assert figures.gradient_accumulation_steps == MICRO_BATCHES
+    assert figures.unit == "tokens"
+    assert figures.counts_padding
 
 
 @pytest.mark.system
@@ -149,9 +151,9 @@ def test_window_with_workers_has_their_memory(with_two_workers):
     assert 0 < with_two_workers.worker_bytes < with_two_workers.memory_bytes
 
 
-def flops_per_token(figures: TrainingFigures) -> float:
+def flops_per_token(figures: WindowFigures) -> float:
     """Return the model FLOPs per non-padding token."""
-    return figures.model_flops_per_s / figures.tokens_per_s
+    return figures.model_flops_per_s / figures.units_per_s
 
 
 @pytest.mark.system
@@ -181,7 +183,7 @@ def test_replayed_step_has_no_model_flops(measure_window):
     assert replayed.model_flops_per_s is None
 
 
-def window_of_rate(measure_window, tokens_per_s, **changes) -> TrainingFigures:
+def window_of_rate(measure_window, tokens_per_s, **changes) -> WindowFigures:
     """Return a window with about this rate of tokens, padding included.
 
     Other work on the machine can only make a window slower. So up to four windows are
@@ -189,7 +191,7 @@ def window_of_rate(measure_window, tokens_per_s, **changes) -> TrainingFigures:
     """
     for _ in range(4):
         figures = measure_window(**changes)
-        if figures.padded_tokens_per_s == pytest.approx(tokens_per_s, rel=0.25):
+        if figures.padded_units_per_s == pytest.approx(tokens_per_s, rel=0.25):
             break
     return figures
 
@@ -218,7 +220,7 @@ def test_rate_of_a_slow_dataset_follows_from_workers(
         window_s=0.9,
     )
     # The rates of the cases differ by a third at least.
-    assert figures.padded_tokens_per_s == pytest.approx(tokens_per_s, rel=0.25)
+    assert figures.padded_units_per_s == pytest.approx(tokens_per_s, rel=0.25)
     # The simulated GPU waits for all of a micro-batch's time but its own step.
     wait_share = 1 - REPLAYED_STEP_S / micro_batch_s
     assert figures.data_wait_share == pytest.approx(wait_share, abs=0.25)
@@ -232,8 +234,8 @@ def test_figures_of_two_ranks_are_summed(measure_window):
     )
     assert two_ranks.local_ranks == 2
     # Each rank takes its own micro-batches in the same time.
-    assert two_ranks.padded_tokens_per_s == pytest.approx(
-        2 * one_rank.padded_tokens_per_s, rel=0.25
+    assert two_ranks.padded_units_per_s == pytest.approx(
+        2 * one_rank.padded_units_per_s, rel=0.25
     )
     # Less than twice, as the two processes share the pages of libraries.
     assert two_ranks.memory_bytes > 1.2 * one_rank.memory_bytes

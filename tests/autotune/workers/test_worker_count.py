@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.workers.decide.count_statistics import Count, Round, WindowFigures
+from autotune.workers.decide.count_statistics import Count, CountWindow, Round
 from autotune.workers.decide.worker_count import (
     NextRounds,
     WorkersChoice,
@@ -46,15 +46,15 @@ class Feed:
         self.random = random.Random(seed)
         self.windows = 0
 
-    def measure_window(self, count: Count) -> WindowFigures:
+    def measure_window(self, count: Count) -> CountWindow:
         """Return the figures of a window with a count; None for cached batches."""
         self.windows += 1
         rate = 1.0 if count is None else self.rate(count)
         wait_share = max(0.0, 1 - rate) if self.waits else 1.0
         # A uniform distribution over 2 * 1.7 has a standard deviation of about 1.
         factor = 1 + self.noise * self.random.uniform(-1.7, 1.7)
-        return WindowFigures(
-            tokens_per_s=1000 * rate * factor,
+        return CountWindow(
+            units_per_s=1000 * rate * factor,
             data_wait_share=min(1.0, wait_share * factor),
         )
 
@@ -326,12 +326,12 @@ def choice_from(waiting_by_count: dict[int, Waiting]) -> WorkersChoice:
     noise = random.Random(0)
     rounds = []
     for _ in range(6):
-        windows: dict[Count, WindowFigures] = {
-            None: WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
+        windows: dict[Count, CountWindow] = {
+            None: CountWindow(units_per_s=1000.0, data_wait_share=0.0)
         }
         for count, waiting in waiting_by_count.items():
-            windows[count] = WindowFigures(
-                tokens_per_s=1000 * waiting.rate * noise.uniform(0.95, 1.05),
+            windows[count] = CountWindow(
+                units_per_s=1000 * waiting.rate * noise.uniform(0.95, 1.05),
                 data_wait_share=waiting.wait_share,
             )
         rounds.append(windows)
@@ -367,7 +367,7 @@ def test_drift_between_rounds_does_not_matter(scale, seed):
         factor = scale * 1.1**number
         drifted.append(
             {
-                count: figures._replace(tokens_per_s=figures.tokens_per_s * factor)
+                count: figures._replace(units_per_s=figures.units_per_s * factor)
                 for count, figures in windows.items()
             }
         )

@@ -1,22 +1,13 @@
 """Explanation of a setting of the DataLoader by the worker sweep. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from autotune.base.units import format_share
 from autotune.base.wording import plural
 from autotune.evidence.advice import EvidenceFigure, figure
 from autotune.evidence.profile import Profile
-from autotune.evidence.workers import (
-    CountEvidence,
-    CountRow,
-    JointChoice,
-    WorkersEvidence,
-)
+from autotune.evidence.workers import JointChoice, WorkersEvidence, WorkersRow
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
-from trainer.config.train_config import DataSettings, Tag, tagged
-
-_SEARCHED_KEYS = [f"data.{name}" for name in tagged(DataSettings, Tag.LOADER)]
-"""Settings that the joint search of a sweep varies together."""
 
 
 def is_decided_by_sweep(workers: WorkersEvidence, key: str) -> bool:
@@ -24,7 +15,9 @@ def is_decided_by_sweep(workers: WorkersEvidence, key: str) -> bool:
     if key == "data.num_workers":
         return True
     joint = workers.joint
-    return joint is not None and joint.adopted and key in _SEARCHED_KEYS
+    if joint is None or not joint.adopted:
+        return False
+    return key.removeprefix("data.") in joint.settings
 
 
 def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Explanation:
@@ -40,7 +33,7 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
     chosen: object = workers.chosen
     because = workers.choice
     figures = [
-        share_of_cached(row, len(row.padded_tokens_per_s), "evidence.workers.rows")
+        share_of_cached(row)
         for row in workers.rows
         if row.num_workers == workers.chosen
     ]
@@ -50,7 +43,7 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
         because = (
             "found to be faster by a joint search over workers, prefetch and pinning"
         )
-        figures.append(_figure_of_search(joint))
+        figures.append(figure_of_search(joint))
     origin: Origin = "measured"
     # Settings may have been edited since the sweep.
     if getattr(profile.train.data, name) != chosen:
@@ -59,29 +52,23 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
     return Explanation(
         origin=origin,
         evidence=tuple(figures),
-        rejected=tuple(rejected_counts(workers, workers.rows)),
+        rejected=tuple(rejected_counts(workers)),
         because=because,
     )
 
 
-def share_of_cached(row: CountRow, windows: int, source: str) -> EvidenceFigure:
-    """Return the throughput with a number of workers, relative to cached batches.
-
-    Args:
-        row: Result with this number of workers.
-        windows: Number of its windows.
-        source: Key of the evidence.
-    """
+def share_of_cached(row: WorkersRow) -> EvidenceFigure:
+    """Return the throughput with a number of workers, relative to cached batches."""
     return figure(
         f"throughput relative to cached batches, {plural(row.num_workers, 'worker')}",
         row.ratio,
         "share",
-        source,
-        n=windows,
+        "evidence.workers.rows",
+        n=len(row.units_per_s),
     )
 
 
-def _figure_of_search(joint: JointChoice) -> EvidenceFigure:
+def figure_of_search(joint: JointChoice) -> EvidenceFigure:
     """Return the throughput of a joint search, relative to tuning workers alone."""
     return figure(
         "relative to tuning workers alone",
@@ -92,14 +79,9 @@ def _figure_of_search(joint: JointChoice) -> EvidenceFigure:
     )
 
 
-def rejected_counts(workers: CountEvidence, rows: Iterable[CountRow]) -> Iterator[str]:
-    """Yield the results of the numbers of workers that were not chosen, in words.
-
-    Args:
-        workers: Evidence of the sweep.
-        rows: Its results by number of workers.
-    """
-    for row in rows:
+def rejected_counts(workers: WorkersEvidence) -> Iterator[str]:
+    """Yield the results of the numbers of workers that were not chosen, in words."""
+    for row in workers.rows:
         if row.num_workers != workers.chosen:
             share = format_share(row.ratio_to_cached)
             yield (

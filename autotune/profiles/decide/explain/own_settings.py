@@ -9,15 +9,17 @@ from autotune.base.units import format_bytes
 from autotune.evidence.advice import EvidenceFigure, figure
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Argument, Profile
-from autotune.evidence.workers import LoaderEvidence
+from autotune.evidence.workers import WorkersEvidence
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
-from autotune.profiles.decide.explain.loader import rejected_counts, share_of_cached
+from autotune.profiles.decide.explain.loader import (
+    figure_of_search,
+    rejected_counts,
+    share_of_cached,
+)
 from autotune.profiles.decide.micro_batch import (
     choose_by_throughput,
     with_headroom,
 )
-
-_NUM_WORKERS = "num_workers"
 
 
 def explain_own_settings(profile: Profile) -> Iterator[Explanation]:
@@ -36,11 +38,11 @@ def explain_own_settings(profile: Profile) -> Iterator[Explanation]:
 
 def _explain(profile: Profile, name: str, value: Argument) -> Explanation:
     """Explain a tuned setting by the evidence that decided it."""
-    probe, loader = profile.evidence.probe, profile.evidence.loader
+    probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None and name == profile.subject.size:
         return _explain_size(profile, probe, value)
-    if loader is not None and name == _NUM_WORKERS:
-        return _explain_workers(loader, value)
+    if workers is not None and name in workers.loader_settings:
+        return _explain_loader(workers, name, value)
     return Explanation(
         key=name,
         value=value,
@@ -125,24 +127,34 @@ def _size_figures(profile: Profile, probe: ProbeEvidence) -> Iterator[EvidenceFi
         )
 
 
-def _explain_workers(loader: LoaderEvidence, value: Argument) -> Explanation:
-    """Explain the number of workers by the sweep of your loader."""
-    because = loader.choice
-    if value != loader.chosen:
-        because = f"{loader.chosen} was measured to be the best choice: {because}"
+def _explain_loader(
+    workers: WorkersEvidence, name: str, value: Argument
+) -> Explanation:
+    """Explain a setting of the loader by the sweep of its workers."""
+    chosen = workers.loader_settings[name]
+    because = workers.choice
+    figures = [
+        share_of_cached(row)
+        for row in workers.rows
+        if row.num_workers == workers.chosen
+    ]
+    joint = workers.joint
+    if joint is not None and joint.adopted:
+        because = (
+            "found to be faster by a joint search over workers, prefetch and pinning"
+        )
+        figures.append(figure_of_search(joint))
+    if value != chosen:
+        because = f"{chosen} was measured to be the best choice: {because}"
     worker = []
-    if loader.worker_bytes is not None:
-        held = format_bytes(loader.worker_bytes)
+    if workers.worker_bytes is not None:
+        held = format_bytes(workers.worker_bytes)
         worker.append(f"more workers: each holds {held} of private memory")
     return Explanation(
-        key=_NUM_WORKERS,
+        key=name,
         value=value,
-        origin="measured" if value == loader.chosen else "changed",
+        origin="measured" if value == chosen else "changed",
         because=because,
-        evidence=tuple(
-            share_of_cached(row, len(row.batches_per_s), "evidence.loader.rows")
-            for row in loader.rows
-            if row.num_workers == loader.chosen
-        ),
-        rejected=(*rejected_counts(loader, loader.rows), *worker),
+        evidence=tuple(figures),
+        rejected=(*rejected_counts(workers), *worker),
     )

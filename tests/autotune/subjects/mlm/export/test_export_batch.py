@@ -140,7 +140,7 @@ def workers_at(padded_tokens_per_s):
     """Return the example's worker sweep as if every window had this rate."""
     workers = example_profile().evidence.workers
     rows = [
-        row.model_copy(update={"padded_tokens_per_s": [padded_tokens_per_s] * 3})
+        row.model_copy(update={"units_per_s": [padded_tokens_per_s] * 3})
         for row in workers.rows
     ]
     return workers.model_copy(update={"rows": rows})

@@ -1,17 +1,20 @@
-"""The trainer's step as a consumer of batches."""
+"""Steps as consumers of batches: the trainer's, and plain ones."""
 
 import time
 
 import pytest
 import torch
 
-from autotune.workers.jobs.consumers import TrainingStep
+from autotune.subjects.mlm.jobs.window_step import TrainerStep
+from autotune.subjects.subject import StepFacts
+from autotune.workers.jobs.consumers import FedStep
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
 
 CONFIG = config_of(micro_batch_size=4, global_batch_size=8)
 MICRO_BATCHES = 2
 """Micro-batches of an optimizer step by ``CONFIG``."""
+CPU = torch.device("cpu")
 LOAD_S = 0.02
 """Least time that a loader takes for a batch, by the real clock."""
 
@@ -27,8 +30,8 @@ def training(dataset):
 
 
 @pytest.fixture
-def training_step(training) -> TrainingStep:
-    return TrainingStep(training, CONFIG, MICRO_BATCHES, torch.device("cpu"))
+def training_step(training) -> FedStep:
+    return FedStep(lambda: TrainerStep(training, CONFIG, MICRO_BATCHES), CPU)
 
 
 @pytest.fixture
@@ -72,3 +75,47 @@ def test_training_step_rejects_a_loss_of_nan(training, training_step, batches):
     training_step.step(iter(batches))
     with pytest.raises(ValueError, match="the loss is nan"):
         training_step.finish()
+
+
+def test_trainer_keeps_losses_on_request(training, batches):
+    step = TrainerStep(training, CONFIG, MICRO_BATCHES, keeps_losses=True)
+    consumer = FedStep(lambda: step, CPU)
+    loader = iter(batches)
+    consumer.step(loader)
+    consumer.step(loader)
+    losses = step.autotune_facts.losses()
+    assert len(losses) == 2
+    assert losses[-1] == step.autotune_facts.loss()
+
+
+def test_trainer_counts_tokens_of_a_batch(training, batches):
+    facts = TrainerStep(training, CONFIG, MICRO_BATCHES).autotune_facts
+    work = facts.work(batches[0])
+    assert work["units"] == batches[0].non_padding_tokens
+    assert work["units"] <= work["padded_units"] == batches[0].ids_BS.numel()
+    assert work["model_flops"] > 0
+
+
+def test_plain_step_gets_each_batch():
+    taken = []
+    consumer = FedStep(lambda: taken.append, CPU)
+    assert consumer.step(iter("ab")) == ["a"]
+    assert taken == ["a"]
+
+
+def test_step_without_parameter_gets_no_batch():
+    calls = []
+    consumer = FedStep(lambda: lambda: calls.append("called"), CPU)
+    assert consumer.step(iter("ab")) == ["a"]
+    assert calls == ["called"]
+
+
+def test_step_gets_as_many_batches_as_it_names():
+    taken = []
+
+    def step(batches):
+        taken.append(batches)
+
+    step.autotune_facts = StepFacts(micro_batches=2)
+    FedStep(lambda: step, CPU).step(iter("abc"))
+    assert taken == [["a", "b"]]

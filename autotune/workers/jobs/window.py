@@ -1,0 +1,230 @@
+"""The ``window`` job: a timed window of training.
+
+A loader feeds the step of the same subject, or a simulated one of a given duration.
+Batches come from the loader's workers, or are cached.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from autotune.evidence.workers import BATCHES
+from autotune.subjects.jobs import load
+from autotune.subjects.subject import FACTS, LoaderFacts, StepFacts
+from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
+from autotune.workers.jobs.batches import Epochs, bytes_of, cached, drain
+from autotune.workers.jobs.consumers import Consumer, FedStep, ReplayedStep
+from autotune.workers.jobs.timed_window import WindowLength, timed_window
+from autotune.workers.values import CallTable, WindowRequest
+from trainer.distributed.ranks import leave_ranks
+
+WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
+"""Steps before a window, by device. The last one shows the speed of steps."""
+DEFAULT_PREFETCH_FACTOR = 2
+"""Batches that a worker holds ready, by torch's default."""
+Build = Callable[..., Any]
+
+
+def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+    """Train all ranks for a timed window.
+
+    Args:
+        measured: A ``WindowRequest``; its ``interleaved_with``, ``source_sha256`` and
+            ``storage`` only distinguish windows.
+        local: Of your code, the ``directory`` to import from, and the trial's time
+            limit ``limit_s``. ``inputs`` are further arguments of the functions that
+            depend on this machine, such as the directory of a dataset. With several
+            ranks also ``environment``, torchrun's environment variables, and
+            ``rendezvous``, the file through which the ranks connect.
+
+    Returns:
+        Fields of ``WindowFigures``, the same from every rank.
+
+    Raises:
+        BadConfig: If a function does not return what it should.
+    """
+    request = WindowRequest.of(measured)
+    ranks = join_rank_group(request.device, local)
+    directory = local.get("directory")
+    if directory is not None:
+        load.write_stack_after(local["limit_s"])
+        load.enter(directory)
+    build_step = None
+    if request.step is not None:
+        build_step = load.resolve(request.step.function, directory or "")
+    build_loader = load.resolve(request.loader.function, directory or "")
+    inputs = {
+        **local.get("inputs", {}),
+        "directory": directory,
+        "rendezvous": local.get("rendezvous"),
+    }
+    figures = measure(request, ranks, build_loader, build_step, inputs)
+    ranks.leave()
+    # The group of the step, if it has one.
+    leave_ranks(together=True)
+    return figures
+
+
+def measure(
+    request: WindowRequest,
+    ranks: RankGroup,
+    build_loader: Build,
+    build_step: Build | None,
+    inputs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measure a window, and return the fields of ``WindowFigures``.
+
+    Args:
+        request: The window.
+        ranks: Ranks, of which this process is one.
+        build_loader: Function that builds the loader.
+        build_step: Function that builds the step; None replays one.
+        inputs: Further arguments of both functions, for those that take them.
+    """
+    extra = {**inputs, "round_number": request.round}
+    fed_step = None
+    if request.step is not None and build_step is not None:
+        build = functools.partial(
+            _build, build_step, request.step, request.device, extra
+        )
+        fed_step = FedStep(build, ranks.device)
+    loader = _build(build_loader, request.loader, request.device, extra)
+    loader_facts: LoaderFacts = getattr(loader, FACTS, LoaderFacts())
+    facts = StepFacts() if fed_step is None else fed_step.facts
+    consumer: Consumer
+    if fed_step is None:
+        micro_batches = loader_facts.micro_batches or 1
+        consumer = _replayed_step(request, loader_facts, micro_batches, ranks)
+    else:
+        micro_batches = facts.micro_batches or 1
+        consumer = fed_step
+    workers: int = request.loader.arguments.get("num_workers", 0)
+    prefetch_factor: int = request.loader.arguments.get(
+        "prefetch_factor", DEFAULT_PREFETCH_FACTOR
+    )
+    epochs = Epochs(loader, request.loader.function)
+    batches = iter(epochs)
+    if request.cached:
+        batches = cached(batches, enough_s=request.window_s)
+    drained = drain(batches, workers * prefetch_factor)
+    warm_up_steps = WARM_UP_STEPS[request.device]
+    step_s, last_batches = _warm_up(consumer, batches, warm_up_steps)
+    length = WindowLength(
+        window_s=request.window_s,
+        step_s=step_s,
+        min_steps=request.min_steps,
+        # Workers deliver in bursts of a batch each. A window must have whole bursts, so
+        # its steps come in groups that take as many from every worker.
+        group_steps=max(1, workers // math.gcd(workers, micro_batches)),
+    )
+    counter = _WorkCounter(request.unit, facts, loader_facts)
+    window = timed_window(batches, consumer, ranks, counter.add_step, length)
+    figures = window.figures | counter.rates(ranks, window.slowest_s)
+    batch_bytes, epoch_batches = ranks.all_reduce_max(
+        bytes_of(last_batches[0]), epochs.epoch_batches or 0
+    )
+    if facts.losses is not None:
+        figures["losses"] = list(facts.losses())
+    if facts.end is not None:
+        facts.end()
+    return figures | {
+        "optimizer_steps": warm_up_steps + figures["steps"],
+        "discarded_batches": drained + warm_up_steps * micro_batches,
+        "gradient_accumulation_steps": micro_batches,
+        "local_ranks": ranks.world_size,
+        "batch_bytes": round(batch_bytes),
+        "epoch_batches": round(epoch_batches) or None,
+    }
+
+
+def _build(build: Build, call: CallTable, device: str, extra: Mapping[str, Any]) -> Any:
+    """Call a function that builds a step or a loader.
+
+    Of ``extra`` it gets those that are named among its parameters, even if it takes any
+    argument.
+    """
+    arguments = {"device": device} | call.arguments
+    return build(**load.accepted(build, arguments), **load.named(build, extra))
+
+
+def _replayed_step(
+    request: WindowRequest, facts: LoaderFacts, micro_batches: int, ranks: RankGroup
+) -> ReplayedStep:
+    # The request has a step, or the time of one.
+    assert request.replayed_step_s is not None
+    work = facts.work
+
+    def share(batch: Any) -> float:
+        return 1.0 if work is None else work(batch).get("share", 1.0)
+
+    return ReplayedStep(
+        request.replayed_step_s,
+        share,
+        micro_batches,
+        ranks,
+        host_runs_ahead=facts.host_runs_ahead,
+    )
+
+
+def _warm_up(
+    consumer: Consumer, batches: Iterator[Any], steps: int
+) -> tuple[float, list[Any]]:
+    """Take steps one by one; return the seconds and the batches of the last one."""
+    step_s = math.nan
+    taken: list[Any] = []
+    for _ in range(steps):
+        started_s = time.perf_counter()
+        taken = consumer.step(batches)
+        consumer.finish()
+        step_s = time.perf_counter() - started_s
+    return step_s, taken
+
+
+class _WorkCounter:
+    """Work of one rank's steps: in units if it is counted, else in batches.
+
+    Args:
+        unit: Name of the units.
+        step: Facts of the step, whose count comes first.
+        loader: Facts of the loader.
+    """
+
+    def __init__(self, unit: str, step: StepFacts, loader: LoaderFacts) -> None:
+        self._work = step.work or loader.work
+        self._unit = BATCHES if self._work is None else unit
+        self._units = 0.0
+        self._padded_units = 0.0
+        self._model_flops = 0.0
+        self._counts_padding = False
+        self._counts_flops = False
+
+    def add_step(self, batches: list[Any]) -> None:
+        """Add the work of a step."""
+        if self._work is None:
+            self._units += len(batches)
+            self._padded_units += len(batches)
+            return
+        for batch in batches:
+            work = self._work(batch)
+            units = work["units"]
+            self._units += units
+            self._padded_units += work.get("padded_units", units)
+            self._counts_padding = "padded_units" in work
+            if "model_flops" in work:
+                self._counts_flops = True
+                self._model_flops += work["model_flops"]
+
+    def rates(self, ranks: RankGroup, window_s: float) -> dict[str, Any]:
+        """Return the rates of all ranks together, each of which calls this."""
+        units, padded_units, model_flops = ranks.all_reduce_sum(
+            self._units, self._padded_units, self._model_flops
+        )
+        return {
+            "unit": self._unit,
+            "units_per_s": units / window_s,
+            "padded_units_per_s": padded_units / window_s,
+            "counts_padding": self._counts_padding,
+            "model_flops_per_s": model_flops / window_s if self._counts_flops else None,
+        }

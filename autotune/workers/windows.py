@@ -1,0 +1,295 @@
+"""Timed windows of a subject's training, as trials.
+
+The sweep of DataLoader workers, the search for faster settings and the comparison with
+baselines measure the same windows, with other settings.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from autotune.machine.measured_device import local_ranks
+from autotune.subjects.bench import OwnBench
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.subject import Argument, Call, Subject
+from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
+from autotune.trials.values import Trial
+from autotune.workers.decide.loader_limits import LoaderLimits, micro_batch_bytes
+from autotune.workers.values import CallTable, WindowRequest
+from trainer.config.train_config import TrainConfig
+
+TORCH_DEFAULTS: Mapping[str, int | bool] = {"prefetch_factor": 2, "pin_memory": False}
+"""Settings of a torch DataLoader to which none are passed."""
+MIN_STEPS = 4
+"""Fewest optimizer steps of a window."""
+SubjectT = TypeVar("SubjectT", bound=Subject)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """Settings of a DataLoader; a setting that is None stays as the subject has it."""
+
+    num_workers: int
+    """DataLoader workers of each rank."""
+    prefetch_factor: int | None = None
+    """Batches that each of these workers loads ahead."""
+    pin_memory: bool | None = None
+    """True to pin memory for copies to the GPU."""
+
+    @property
+    def arguments(self) -> dict[str, int | bool]:
+        """The settings as arguments of a function that builds a loader."""
+        settings = {
+            "num_workers": self.num_workers,
+            # torch rejects a prefetch factor without workers.
+            "prefetch_factor": self.prefetch_factor if self.num_workers else None,
+            "pin_memory": self.pin_memory,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def settings_words(settings: Mapping[str, int | bool]) -> str:
+    """Return loader settings as arguments: ``num_workers=2, prefetch_factor=4``."""
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectWindows(Generic[SubjectT]):
+    """Windows to measure of a subject on a known machine."""
+
+    subject: SubjectT
+    """The subject whose step trains, or whose loader is measured."""
+    choice: Mapping[str, Argument] = field(default_factory=dict)
+    """Choice of its settings, with the size."""
+    request: SweepRequest
+    """Length of the windows, and their time budget."""
+    device: Literal["cpu", "cuda"]
+    """Device of the step."""
+    limits: LoaderLimits
+    """Limits of the DataLoader workers of a rank. ``batch_bytes`` is 0 if batches are
+    not known before they are measured."""
+    varied: frozenset[str] = frozenset()
+    """Settings of the loader besides ``num_workers`` that may be varied."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Further arguments of the functions that depend on this machine, and do not make
+    another trial."""
+    local: Mapping[str, Any] = field(default_factory=dict)
+    """Other inputs that depend on this machine, as ``Trial.local``."""
+    source_sha256: str = ""
+    """Hash of the source of your functions; empty for those of installed packages."""
+    storage: str = ""
+    """Name of the storage that holds the data. A trial log is reused only if its
+    windows read from the same storage."""
+
+    @property
+    def loader(self) -> Call:
+        """The call that builds the subject's loader."""
+        call = self.subject.loader(self.choice)
+        # A subject without a loader has no windows.
+        assert call is not None
+        return call
+
+    @property
+    def step(self) -> Call | None:
+        """The call that builds the step; None if a step is replayed."""
+        if self.request.replayed_step_s is not None:
+            return None
+        return self.subject.window_step(self.choice)
+
+
+def window_trial(
+    windows: SubjectWindows[Any],
+    round_number: int,
+    interleaved_with: Sequence[str],
+    *,
+    settings: LoaderSettings | None = None,
+    cached: bool = False,
+    losses: bool = False,
+    min_steps: int = MIN_STEPS,
+    window_s: float | None = None,
+) -> Trial:
+    """Return the trial of a window.
+
+    Args:
+        windows: Windows of which this is one.
+        round_number: Number of the window's round, from 0.
+        interleaved_with: Names of all windows of the round.
+        settings: Settings of the loader; None takes those of the choice.
+        cached: True to train on cached batches, without data loading.
+        losses: True to keep the loss of each step, if the subject's step can.
+        min_steps: Fewest optimizer steps of the window.
+        window_s: Least duration of the window; None takes that of the request.
+    """
+    request = windows.request
+    loader = CallTable.of_call(windows.loader)
+    arguments = dict(loader.arguments)
+    if cached:
+        # Loading cached batches is not timed.
+        settings = replace(settings or LoaderSettings(num_workers=0), num_workers=0)
+    if settings is not None:
+        arguments |= settings.arguments
+    if request.sample_delay_s and not cached:
+        arguments["sample_delay_s"] = request.sample_delay_s
+    step = None if windows.step is None else CallTable.of_call(windows.step)
+    if step is not None and losses:
+        step = CallTable(
+            function=step.function, arguments=step.arguments | {"losses": True}
+        )
+    window = WindowRequest(
+        step=step,
+        loader=CallTable(function=loader.function, arguments=arguments),
+        unit=windows.subject.size.unit,
+        device=windows.device,
+        cached=cached,
+        round=round_number,
+        interleaved_with=list(interleaved_with),
+        window_s=request.window_s if window_s is None else window_s,
+        min_steps=min_steps,
+        local_ranks=windows.limits.local_ranks,
+        replayed_step_s=request.replayed_step_s,
+        source_sha256=windows.source_sha256,
+        storage=windows.storage,
+    )
+    return window.trial(
+        timeout_s=request.trial_timeout_s, inputs=dict(windows.inputs), **windows.local
+    )
+
+
+def training_windows(
+    bench: Session, config: TrainConfig, request: SweepRequest, ranks: int
+) -> SubjectWindows[MlmSubject]:
+    """Return windows of the bundled trainer on this machine, with limits of workers.
+
+    Args:
+        bench: Session on the machine and the dataset.
+        config: Trainer settings.
+        request: Length of the windows, and their time budget.
+        ranks: Number of local ranks.
+    """
+    manifest = bench.manifest
+    limits = LoaderLimits(
+        host=bench.site.host,
+        local_ranks=ranks,
+        batch_bytes=_mean_batch_bytes(bench, config),
+        prefetch_factor=config.data.prefetch_factor,
+        requested_workers=request.max_workers,
+    )
+    # The device number tells file systems of one type apart.
+    filesystem = bench.site.host.disks[0].filesystem_type
+    return windows_of_trainer(
+        MlmSubject(
+            config=config,
+            vocab_size=manifest.vocab_size,
+            special_ids=manifest.special_ids,
+            local_ranks=ranks,
+        ),
+        request,
+        limits,
+        storage=f"{filesystem}:{request.data.stat().st_dev}",
+    )
+
+
+def windows_of_code(
+    code: OwnCode, request: SweepRequest, bench: OwnBench
+) -> SubjectWindows[OwnCode]:
+    """Return windows of your code on this machine, with limits of workers.
+
+    Args:
+        code: Your functions, with the size at which to measure among their arguments.
+        request: Length of the windows, and their time budget.
+        bench: Machine on which trials of your code run.
+
+    Raises:
+        BadInput: If more ranks are requested than there are GPUs.
+    """
+    ranks = request.local_ranks or 1
+    if request.replayed_step_s is None:
+        ranks = local_ranks(bench.site, ranks)
+    prefetch_factor = code.arguments.get(
+        "prefetch_factor", TORCH_DEFAULTS["prefetch_factor"]
+    )
+    limits = LoaderLimits(
+        host=bench.site.host,
+        local_ranks=ranks,
+        # The batches are not known before they are measured.
+        batch_bytes=0,
+        prefetch_factor=int(prefetch_factor),
+        requested_workers=request.max_workers,
+    )
+    source_sha256 = bench.subject.loader_sha256 or bench.subject.step_sha256
+    # The bench has imported one of them.
+    assert source_sha256 is not None
+    return SubjectWindows(
+        subject=code,
+        request=request,
+        device=bench.site.device,
+        limits=limits,
+        varied=frozenset(TORCH_DEFAULTS) & bench.loader_parameters,
+        local=bench.local_inputs(request.trial_timeout_s),
+        source_sha256=source_sha256,
+    )
+
+
+def windows_of_trainer(
+    subject: MlmSubject, request: SweepRequest, limits: LoaderLimits, storage: str = ""
+) -> SubjectWindows[MlmSubject]:
+    """Return windows of the bundled trainer, whose loader takes all settings."""
+    config = subject.config
+    varied = {"prefetch_factor"}
+    if config.device == "cuda":
+        varied.add("pin_memory")
+    return SubjectWindows(
+        subject=subject,
+        request=request,
+        device=config.device,
+        limits=limits,
+        varied=frozenset(varied),
+        inputs={"data_dir": str(request.data.resolve())},
+        storage=storage,
+    )
+
+
+def _mean_batch_bytes(bench: Session, config: TrainConfig) -> int:
+    """Return the mean size of a micro-batch that a worker sends."""
+    samples_per_sequence = 1.0
+    if config.layout == "packed":
+        train = bench.manifest.train
+        tokens = max(1, sum(shard.tokens for shard in train.shards))
+        samples_per_sequence = config.seq_length_tokens * train.samples / tokens
+    id_bits = int(bench.manifest.dtype.removeprefix("uint"))
+    return micro_batch_bytes(
+        micro_batch_size=config.micro_batch_size,
+        seq_length_tokens=config.seq_length_tokens,
+        id_bytes=id_bits // 8,
+        masking_probability=config.masking_probability,
+        samples_per_sequence=max(1.0, samples_per_sequence),
+    )
+
+
+def training_trial(
+    windows: SubjectWindows[MlmSubject],
+    config: TrainConfig,
+    round_number: int,
+    interleaved_with: Sequence[str],
+    *,
+    most_micro_batches: int | None = None,
+    **changes: Any,
+) -> Trial:
+    """Return the trial of a window of the bundled trainer with other settings.
+
+    Args:
+        windows: Windows of which this is one.
+        config: Trainer settings of the window.
+        round_number: Number of the window's round, from 0.
+        interleaved_with: Names of all windows of the round.
+        most_micro_batches: Limit of micro-batches in a step; None takes the default.
+        changes: Further arguments of ``window_trial``.
+    """
+    subject = windows.subject.model_copy(update={"config": config})
+    choice = dict(windows.choice)
+    if most_micro_batches is not None:
+        choice["most_micro_batches"] = most_micro_batches
+    windows = replace(windows, subject=subject, choice=choice, device=config.device)
+    return window_trial(windows, round_number, interleaved_with, **changes)
