@@ -76,6 +76,8 @@ def record(
         "measured": inputs | {"memory_budget_bytes": budget_bytes},
         "outcome": outcome or measured(figures),
     }
+    if job == "step" and config is not None:
+        entry["measured"]["size"] = config["micro_batch_size"]
     if not old:
         entry["made_on"] = MADE_ON | made_on
     trial_record = TrialRecord.of(entry)
