@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.errors import NotCheckable
+from autotune.evidence.peak_contents import PeakContents
 from trainer.formats.tables import StrictTable
 
 
@@ -153,6 +154,14 @@ class ProbeEvidence(StrictTable):
     """Throughput to expect of the chosen micro-batch, measured for a minute, so that
     the GPU is warm and at its power limit. The measurement is shorter if a trial's time
     limit is below 4 minutes. None on a CPU, or if time ran out."""
+    contents: PeakContents | None = None
+    """Contents of memory at the peak of ``feasible_max``; None if they were not
+    recorded."""
+    refused_contents: PeakContents | None = None
+    """Contents of memory when ``infeasible_min`` ran out of it; None if they were not
+    recorded."""
+    contents_not_recorded: str | None = None
+    """Reason for contents that were requested and not recorded."""
     choice: str
     """Reason for the micro-batch size that the probe chose."""
 

@@ -210,6 +210,7 @@ def size_probe_of(
         trace=trace,
         overheads=overheads,
         allow_varying=probe.allow_varying,
+        contents=probe.contents,
         starts_at_most=probe.starts_at_most,
         measures_throughput=probe.measures_throughput,
         source_sha256=bench.subject.step_sha256,

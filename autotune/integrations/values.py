@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
+from autotune.evidence.peak_contents import ContentsAt
 from autotune.subjects.own.subject import OwnCode
 
 MAX_SIZE = 2**20
@@ -24,6 +25,7 @@ class StepProbe:
     max_size: int = MAX_SIZE
     multiple_of: int = 1
     allow_varying: bool = False
+    contents: ContentsAt = "none"
     starts_at_most: bool = False
     """True if ``max_size`` is tried first, because it is likely to fit."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S

@@ -33,6 +33,7 @@ _OWN_STEP_OPTIONS = frozenset(
         "max_micro_batch_size",
         "multiple_of",
         "allow_varying",
+        "contents",
         "trial_timeout_s",
         "device",
         "out",
@@ -96,6 +97,15 @@ AllowVarying = Annotated[
         advanced=True,
     ),
 ]
+ContentsAt = Annotated[
+    Literal["none", "largest", "both"],
+    opt.option(
+        None,
+        "Show what memory consists of (with --step): at the largest size that fits, or"
+        " also at the first that does not.",
+        advanced=True,
+    ),
+]
 ProfileToWrite = Annotated[
     Path | None,
     opt.option(
@@ -147,6 +157,7 @@ def probe(
     headroom: Headroom = HEADROOM_SHARE,
     multiple_of: MultipleOf = 1,
     allow_varying: AllowVarying = False,
+    contents: ContentsAt = "largest",
     time_limit_s: Annotated[float | None, opt.time_limit("none")] = None,
     out: ProfileToWrite = None,
     job: JobOptions,

@@ -13,6 +13,7 @@ from autotune.evidence.probe import ProbeEvidence, SizeRow
 from autotune.memory.decide.batch_search import SizeTrial, predict_bytes
 from autotune.memory.decide.sharding import smallest_sharding
 from autotune.memory.estimate import MemoryEstimate
+from autotune.memory.recorded_contents import RecordedContents, record_contents
 from autotune.memory.size_probe import SizeProbe
 from autotune.memory.size_search import SizeSearch
 from autotune.memory.throughput import Throughput, measure_throughput
@@ -70,8 +71,9 @@ def probe_subject(
     if not search.feasible_max:
         raise explain_too_large(search)
     throughput = measure_throughput(probe, runner, search.feasible_max)
+    contents = record_contents(search)
     # Made last, as the evidence has the time of all trials.
-    evidence = _evidence(search, throughput, is_lower_bound=is_lower_bound)
+    evidence = _evidence(search, throughput, contents, is_lower_bound=is_lower_bound)
     return throughput.choice.micro_batch_size, evidence
 
 
@@ -133,13 +135,18 @@ def _remedies(search: SizeSearch, breakdown: MemoryBreakdown | None) -> list[str
 
 
 def _evidence(
-    search: SizeSearch, throughput: Throughput, *, is_lower_bound: bool
+    search: SizeSearch,
+    throughput: Throughput,
+    contents: RecordedContents,
+    *,
+    is_lower_bound: bool,
 ) -> ProbeEvidence:
     """Return the result of a finished probe.
 
     Args:
         search: Search that found a size that fits.
         throughput: Throughput by size, and the chosen size.
+        contents: Contents of memory, as far as they were requested.
         is_lower_bound: True if time ended before the largest size was verified.
     """
     probe, unit = search.probe, search.probe.multiple_of
@@ -180,6 +187,9 @@ def _evidence(
         knee_micro_batch_sizes=list(knee_interval(throughput.curve) or ()),
         dip=throughput.dip,
         sustained=throughput.sustained,
+        contents=contents.largest,
+        refused_contents=contents.refused,
+        contents_not_recorded=contents.not_recorded,
         choice=throughput.choice.reason,
     )
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
 from autotune.base.wording import plural
+from autotune.evidence.peak_contents import ContentsAt
 from autotune.memory.decide.overheads import OverheadsRange
 from autotune.memory.estimate import AnyTraceRequest
 from autotune.memory.values import KernelsRequest, StepRequest
@@ -118,6 +119,8 @@ class SizeProbe:
     """True if ``max_size`` is tried first, because it is likely to fit."""
     measures_throughput: bool = True
     """False to search for the largest size alone."""
+    contents: ContentsAt = "none"
+    """Sizes at which the contents of memory are recorded."""
     source_sha256: str = ""
     """Hash of the subject's source; empty if it is this project's."""
     directory: str | None = None
@@ -148,6 +151,7 @@ class SizeProbe:
         *,
         attempt: int = 0,
         timed: bool = False,
+        attribute: bool = False,
     ) -> Trial:
         """Return a trial of a size.
 
@@ -157,11 +161,13 @@ class SizeProbe:
             budget_bytes: Memory that each rank may use; None without a limit.
             attempt: Number that makes a repeated trial another trial; 0 for the first.
             timed: True for a trial that measures throughput.
+            attribute: True for a trial that records the contents of memory.
         """
         request = StepRequest(
             **self._step_fields(size, steps, timed=timed),
             memory_budget_bytes=budget_bytes,
             attempt=attempt,
+            attribute=attribute,
         )
         return request.trial(**self._local(), first_attempt=attempt == 0)
 

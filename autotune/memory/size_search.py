@@ -271,11 +271,12 @@ class SizeSearch:
         On a GPU there is none. On a CPU it is a multiple of the budget, as others use
         the host.
         """
-        trial = self.trial_of(size, limit_bytes=self._wider_bytes)
+        trial = self.trial_of(size, limit_bytes=self.wider_bytes)
         return self.runner.run(trial, f"{self.name}: {self.words(size)}, wider limit")
 
     @property
-    def _wider_bytes(self) -> int | None:
+    def wider_bytes(self) -> int | None:
+        """Limit of a trial that needs more than the budget; None for no limit."""
         if self.probe.on_gpu:
             return None
         return min(WIDER * self.budget_bytes, self.host_available_bytes // 2)
@@ -378,7 +379,7 @@ class SizeSearch:
             return
         label = f"{self.name}: {self.words(size)}, {LONG_STEPS} steps"
         steps = StepCounts(warmup=1, timed=LONG_STEPS - 1)
-        trial = self.trial_of(size, steps=steps, limit_bytes=self._wider_bytes)
+        trial = self.trial_of(size, steps=steps, limit_bytes=self.wider_bytes)
         outcome = self.runner.run(trial, label)
         remaining: tuple[Doubt, int] | None = (doubt, bytes_)
         if not isinstance(outcome, OutOfMemory):

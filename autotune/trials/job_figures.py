@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.kernels import KernelTime, Roofline
+from autotune.evidence.peak_contents import PeakContents
 from autotune.trials.outcomes import Measured
 
 
@@ -73,6 +74,9 @@ class StepFigures(JobFigures):
     """Model FLOPs of a step on all ranks; None if the subject does not count them."""
     local_ranks: int = 1
     """Ranks that took the steps together."""
+    contents: PeakContents | None = None
+    """Contents of the first rank's memory at the peak of the last step, or when it ran
+    out; None unless they were requested."""
     imported: tuple[str, ...] = ()
     """Modules that were imported within the trial; on a CPU they count as its
     memory."""

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from autotune.memory.jobs.peak_contents import StepRecorder
 from autotune.memory.jobs.step_meter import EnoughSteps, StepMeter
 from autotune.memory.values import StepRequest
 from autotune.subjects.jobs import load
 from autotune.subjects.own.subject import LOOP, LOOP_STEPS
 from autotune.subjects.subject import StepFacts
-from autotune.trials.jobs.budget import Budget, enforce
+from autotune.trials.jobs.budget import Budget, enforce, lift_memory_limit
 from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
 from trainer.distributed.ranks import Ranks, warm_up_libraries
@@ -140,24 +141,65 @@ def figures_of(
         BadConfig: If the function builds no step.
     """
     modules_before = set(sys.modules)
+    recorder = StepRecorder(group.device) if request.attribute else None
     meter = StepMeter(
         budget,
         group.device,
         warmup_steps=request.warmup_steps,
         timed_steps=request.timed_steps,
+        recorder=recorder,
     )
     try:
         take_steps(meter, build, arguments, request)
         loss = None if meter.facts.loss is None else meter.facts.loss()
     except (Exception, SystemExit) as error:
-        raise _explained(error, request.function) from error
-    budget.check()
+        explained = _explained(error, request.function)
+        # Other ranks may wait for this one, which ends them all.
+        if recorder is None or group.world_size > 1 or out_of_memory(explained) is None:
+            raise explained from error
+        return _figures_out_of_memory(meter, budget, recorder, explained)
+    contents = None
+    if recorder is None:
+        budget.check()
+    else:
+        contents = _read_contents(recorder)
     figures = _gathered(request, meter, budget, group, loss)
     if meter.facts.end is not None:
         meter.facts.end()
     group.leave()
     return figures | {
-        "imported": [name for name in sys.modules if name not in modules_before]
+        "contents": contents,
+        "imported": [name for name in sys.modules if name not in modules_before],
+    }
+
+
+def _read_contents(
+    recorder: StepRecorder, error: BaseException | None = None
+) -> dict[str, Any]:
+    """Return the recorded contents of memory, as JSON.
+
+    Args:
+        recorder: Recorder of the steps.
+        error: Error of the step that ran out of memory, if one did.
+    """
+    # Reading what was recorded needs memory, too.
+    lift_memory_limit()
+    return recorder.contents(error).model_dump(mode="json")
+
+
+def _figures_out_of_memory(
+    meter: StepMeter, budget: Budget, recorder: StepRecorder, error: BaseException
+) -> dict[str, Any]:
+    """Return the figures of a trial that recorded how it ran out of memory."""
+    contents = _read_contents(recorder, error)
+    return {
+        "steps": meter.steps,
+        "optimizer_steps": meter.optimizer_steps,
+        "step_s": [],
+        "units_per_step": 0.0,
+        "peak_bytes": budget.peak_bytes(),
+        "non_pytorch_bytes": budget.non_pytorch_bytes,
+        "contents": contents,
     }
 
 

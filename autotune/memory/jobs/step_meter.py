@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from autotune.memory.jobs.peak_contents import StepRecorder
 from autotune.subjects.own.subject import LOOP_STEPS
 from autotune.subjects.subject import StepFacts
 from autotune.trials.jobs.budget import Budget
@@ -39,6 +40,8 @@ class StepMeter:
         device: Device of the steps.
         warmup_steps: Steps to take first.
         timed_steps: Steps to take after those.
+        recorder: Recorder of the contents of memory, which keeps the last step; None
+            for none.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class StepMeter:
         *,
         warmup_steps: int,
         timed_steps: int,
+        recorder: StepRecorder | None = None,
     ) -> None:
         self._budget, self._device = budget, device
+        self._recorder = recorder
         self._warmup_steps, self._most = warmup_steps, warmup_steps + timed_steps
         self._leader: int | None = None
         self._stepped: set[int] = set()
@@ -72,6 +77,7 @@ class StepMeter:
         self.optimizer_steps = self.calls = self._in_call = self.gradient_bytes = 0
         self._cycle = self._closed = self._accumulated = 0
         self._budget.take_step_peak()
+        self._record_step()
         self._began = mark(self._device)
 
     def watch(self) -> Callable[[], None]:
@@ -141,7 +147,10 @@ class StepMeter:
     def _call(self, step: Callable[[], object]) -> None:
         """Call the step once; raise ``BadConfig`` if it only accumulates gradients."""
         self._in_call, before = 0, self.optimizer_steps
+        self._record_step()
         step()
+        if self._recorder is not None:
+            self._recorder.end_step()
         self.calls += 1
         if self.calls < MOST_CALLS and any(
             id(optimizer) not in self._stepped and _gradients(optimizer)
@@ -191,10 +200,25 @@ class StepMeter:
         self._in_call += 1
         self.gradient_bytes = sum(gradient.nbytes for gradient in _gradients(optimizer))
         self._ended()
+        self._record_step_of_loop()
         is_loop = self._in_call >= max(2, self._loop_steps)
         if self.steps >= self._most and is_loop:
             self.trains = True
             raise EnoughSteps
+
+    def _record_step(self) -> None:
+        """Record the next step, and forget those before it."""
+        if self._recorder is not None:
+            self._recorder.begin_step()
+
+    def _record_step_of_loop(self) -> None:
+        """Record the next step of a training loop; otherwise, the call is one step."""
+        if self._recorder is None or self._loop_steps > self._most:
+            return
+        if self.steps < self._most:
+            self._recorder.begin_step()
+        else:
+            self._recorder.end_step()
 
     def _ended(self) -> None:
         ended = mark(self._device)

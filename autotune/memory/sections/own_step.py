@@ -10,6 +10,7 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.base.wording import format_bounds, format_number
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
+from autotune.memory.sections.peak_contents import peak_contents_section
 from autotune.profiles.decide.follow_up import probe_command, workers_command
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.store import WrittenProfile
@@ -55,7 +56,28 @@ def own_probe_text(written: Sequence[WrittenProfile]) -> str:
     following = [
         ("next", (workers_command(one.profile, one.path),)) for one, _ in known
     ]
-    return console_text((table, doc.Pairs(pairs=(*reasons, *paths, *following))))
+    blocks: list[doc.Block] = [
+        table,
+        doc.Pairs(pairs=(*reasons, *paths, *following)),
+    ]
+    for one, _ in known:
+        blocks += contents_blocks(one.profile)
+    return console_text(tuple(blocks))
+
+
+def contents_blocks(profile: Profile) -> tuple[doc.Block, ...]:
+    """Return the blocks on what memory consists of; none if it was not recorded."""
+    probe, subject = profile.evidence.probe, profile.subject
+    if probe is None:
+        return ()
+    blocks: list[doc.Block] = []
+    if probe.contents is not None:
+        size = subject.size_words(probe.feasible_max)
+        blocks += peak_contents_section(probe.contents, size)
+    if probe.refused_contents is not None and probe.infeasible_min is not None:
+        size = subject.size_words(probe.infeasible_min)
+        blocks += peak_contents_section(probe.refused_contents, size)
+    return tuple(blocks)
 
 
 def _step_time(found: ProbeEvidence) -> str | None:
@@ -78,8 +100,14 @@ def step_lines(profile: Profile) -> Iterator[str]:
         else "in one process, twice"
     )
     above = found.infeasible_min or "no larger one"
-    yield f"verified: {found.feasible_max} ran, and {above} was out of memory, {where}"
-    if found.infeasible_min is None:
+    if found.is_lower_bound:
+        yield f"time ended before the largest was verified: {found.feasible_max} ran"
+    else:
+        yield (
+            f"verified: {found.feasible_max} ran, and {above} was out of memory,"
+            f" {where}"
+        )
+    if found.infeasible_min is None and not found.is_lower_bound:
         yield (
             "more may fit: larger sizes were not tried (--max-micro-batch-size"
             f" {found.feasible_max})"
@@ -103,6 +131,8 @@ def step_lines(profile: Profile) -> Iterator[str]:
         )
     if found.not_traced is not None:
         yield f"no prediction from build_model: {found.not_traced}"
+    if found.contents_not_recorded is not None:
+        yield f"contents of memory were not recorded: {found.contents_not_recorded}"
     if not found.optimizer_steps:
         yield "none of torch's optimizers took a step: steps were counted by calls"
     if found.varies_bytes:
@@ -216,4 +246,4 @@ def step_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
             ),
         ),
     )
-    return (facts, chart, *rates, reasons)
+    return (facts, chart, *rates, reasons, *contents_blocks(profile))

@@ -271,6 +271,12 @@ Budget = CpuBudget | CudaBudget
 """Memory budget that is enforced from its creation on, and records the peak."""
 
 
+def lift_memory_limit() -> None:
+    """Lift the limit of a memory budget, as writing a result needs memory, too."""
+    _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard_limit_bytes, hard_limit_bytes))
+
+
 def hold_device_memory(size_bytes: int) -> None:
     """Hold memory of the current CUDA device until this process ends.
 

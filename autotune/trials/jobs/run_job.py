@@ -4,11 +4,11 @@ import contextlib
 import importlib
 import os
 import re
-import resource
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.trials.jobs.budget import lift_memory_limit
 from autotune.trials.messages import JobResult, JobStatus, encode
 from autotune.trials.values import JOB_MODULES
 from trainer.formats.errors import TrainerError
@@ -57,10 +57,10 @@ def run_job(
             figures = module.run(measured, local)
         else:
             figures = module.run(measured, local, joined_ranks)
-        _lift_memory_limit()
+        lift_memory_limit()
         result = JobResult(status=JobStatus.MEASURED, figures=figures)
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
-        _lift_memory_limit()
+        lift_memory_limit()
         result = _failure(error, is_first_attempt=local.get("first_attempt", False))
     if os.getpid() != pid_before:
         # The job's code has forked this process. Only the original writes the result.
@@ -96,9 +96,3 @@ def _failure(error: Exception, *, is_first_attempt: bool) -> JobResult:
         status = JobStatus.LOST_PEER
     stack = traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:]
     return JobResult(status=status, detail=stack)
-
-
-def _lift_memory_limit() -> None:
-    """Lift the limit of a memory budget, as writing the result needs memory too."""
-    _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard_limit_bytes, hard_limit_bytes))
