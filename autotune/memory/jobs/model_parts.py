@@ -150,7 +150,7 @@ def plain_tensors(value: Any) -> Iterator[torch.Tensor]:
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return
     if is_traceable_wrapper_subclass(value):
-        names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, _ = value.__tensor_flatten__()
         for name in names:
             yield from plain_tensors(getattr(value, name))
     elif value.device.type in ("cpu", "cuda") and value.layout is torch.strided:

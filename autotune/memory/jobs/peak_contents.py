@@ -131,7 +131,8 @@ class StepRecorder:
         if self._optimizers is not None:
             parts = replace(parts, optimizers=tuple(self._optimizers))
         if self._recording is None:
-            if torch.autograd._profiler_enabled():
+            autograd: Any = torch.autograd  # no public function tells this
+            if autograd._profiler_enabled():
                 raise RuntimeError(
                     "another profiler is running, and there can be only one"
                 )
@@ -267,7 +268,8 @@ class _Recording:
         if out_of_memory is not None and refused_bytes is None:
             refused_bytes = _refused_bytes_on_cpu(out_of_memory)
         reader = EventReader(self._device, self._marks)
-        results = self._profiler.profiler.kineto_results  # type: ignore[union-attr]
+        profiler: Any = self._profiler.profiler
+        results = profiler.kineto_results
         events = reader.read(results.experimental_event_tree())
         events = complete_events(events, self._history)
         return StepLog(

@@ -27,7 +27,7 @@ from trainer.health.failures import out_of_memory
 from trainer.record.process_memory import status_bytes
 
 FEWEST_STEPS = 3
-"""Optimizer steps that a training function must take if it returns without being stopped."""
+"""Optimizer steps that a training function must take if it is not stopped."""
 _LARGE_BLOCK_BYTES = 32 * 1024
 """Blocks that go back to the kernel at once: samples of a batch are small, and would
 leave holes between others."""

@@ -23,9 +23,9 @@ def test_own_code_has_no_trainer_settings():
 
 def test_own_code_may_lack_constraints():
     profile = own_profile().model_copy(update={"constraints": Constraints()})
-    with pytest.raises(ProfileRejected, match="no constraints.memory_budget_bytes"):
+    with pytest.raises(ProfileRejected, match=r"no constraints\.memory_budget_bytes"):
         _ = profile.memory_budget_bytes
-    with pytest.raises(ProfileRejected, match="no constraints.global_batch_tokens"):
+    with pytest.raises(ProfileRejected, match=r"no constraints\.global_batch_tokens"):
         _ = profile.global_batch_tokens
 
 
