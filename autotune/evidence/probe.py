@@ -128,7 +128,7 @@ class ProbeEvidence(StrictTable):
     """Difference between steps of one size, accepted with --allow-varying; 0 if steps
     agree."""
     verified_in: Literal["fresh processes", "this process"] = "fresh processes"
-    """Processes of the trials. In one process, what earlier trials left behind counts."""
+    """Processes of the trials. In one process, what earlier trials left counts."""
     sizes: list[SizeRow] = Field(default_factory=list)
     """Sizes in the order in which they were tried."""
     local_ranks: PositiveInt = 1
