@@ -187,6 +187,9 @@ class _CurveMeter:
             larger_size=larger.micro_batch_size,
             ratio=larger.padded_tokens_per_s / smaller.padded_tokens_per_s,
         )
+        if self.probe.in_this_process:
+            reason = "functions of this process are not profiled"
+            return found.model_copy(update={"not_profiled": reason})
         profiles: list[KernelFigures] = []
         for size in (found.smaller_size, found.larger_size):
             try:

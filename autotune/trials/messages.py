@@ -126,9 +126,11 @@ class RunRequest:
     @property
     def model_type(self) -> str | None:
         """Type of the model in transformers; None if the job has no such model."""
-        model = config_of(self.measured).get("model", {})
-        model_type: str | None = model.get("config", {}).get("model_type")
-        return model_type
+        value: Any = config_of(self.measured)
+        # An argument of your function may have one of these names, too.
+        for key in ("model", "config", "model_type"):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from typing import Any
 from autotune.trials.values import TrialRecord
 
 STEP_FIGURES: dict[str, Any] = {
+    "steps": 4,
     "optimizer_steps": 4,
     "step_s": [0.1],
-    "padded_tokens_per_step": 90,
+    "units_per_step": 90.0,
     "peak_bytes": 10**9,
     "non_pytorch_bytes": None,
     "loss": 1.0,
@@ -64,8 +65,11 @@ def record(
     """
     figures = STEP_FIGURES if job == "step" else WINDOW_FIGURES
     inputs: dict[str, Any] = {"config": config or {}}
+    # The functions of a step and of a loader get the settings as an argument.
     if job == "window":
         inputs = {"loader": {"function": "m:loader", "arguments": inputs}}
+    elif job == "step":
+        inputs = {"arguments": inputs}
     entry: dict[str, Any] = {
         "time_utc": time_utc,
         "site": site,
@@ -73,7 +77,7 @@ def record(
         "job": job,
         "label": "x",
         "seconds": 1.0,
-        "measured": inputs | {"memory_budget_bytes": budget_bytes},
+        "measured": {**inputs, "memory_budget_bytes": budget_bytes},
         "outcome": outcome or measured(figures),
     }
     if job == "step" and config is not None:
@@ -102,9 +106,7 @@ def example_records() -> tuple[TrialRecord, ...]:
     )
     curve = []
     for micro_batch_size, padded_tokens_per_s in ((1, 500), (2, 900)):
-        figures = STEP_FIGURES | {
-            "padded_tokens_per_step": round(0.1 * padded_tokens_per_s)
-        }
+        figures = STEP_FIGURES | {"units_per_step": 0.1 * padded_tokens_per_s}
         curve.append(
             record(
                 "step",

@@ -472,15 +472,16 @@ def example_trials(count: int, note: str = "") -> tuple[FinishedTrial, ...]:
 def _trial(number: int, note: str) -> FinishedTrial:
     rows = 1 + number % 320
     measured = {
-        "config": {"micro_batch_size": rows},
+        "arguments": {"config": {"micro_batch_size": rows}},
         "local_ranks": RANKS,
         "attempt": number,
     }
     outcome: Outcome = Measured(
         figures={
+            "steps": 5,
             "optimizer_steps": 5,
             "step_s": [0.01 * rows, 0.0101 * rows],
-            "padded_tokens_per_step": RANKS * rows * 512,
+            "units_per_step": RANKS * rows * 512.0,
             "peak_bytes": (2 + rows * 0.29) * GIB // 1,
             "non_pytorch_bytes": GIB,
             "loss": 9.7,

@@ -192,7 +192,7 @@ def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
         flops = flops_per_token * figures["tokens_per_step"]
         return float(flops / step_s / _synchronised_ranks(trial, figures))
     counted_flops = figures.get("model_flops_per_step") or 0.0
-    least_flops = flops_per_token * figures.get("padded_tokens_per_step", 0)
+    least_flops = flops_per_token * figures.get("units_per_step", 0.0)
     return float(max(counted_flops, least_flops) / step_s / local_ranks)
 
 

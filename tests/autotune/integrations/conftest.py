@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from autotune.integrations.probe import probe_step
 
+from autotune.integrations.stage import size_probe_of
 from autotune.integrations.values import StepProbe
+from autotune.memory.measure import probe_subject
 from autotune.subjects.bench import open_own
 from autotune.subjects.own.subject import OwnCode
 
@@ -22,29 +23,44 @@ class OwnCodeBench:
         self._folder = folder
 
     def _of(self, **functions):
-        names = {role: f"{MODULE}:{name}" for role, name in functions.items() if name}
+        names = {
+            f"{role}_function": f"{MODULE}:{name}"
+            for role, name in functions.items()
+            if name
+        }
         hashes = {"step_sha256": "0", "loader_sha256": "0"}
         return replace(
             self._bench, subject=self._bench.subject.model_copy(update=names | hashes)
         ), OwnCode(**names)
 
-    def probe(self, name, memory_bytes=MEMORY_BYTES, *, timeout_s=20, **options):
+    def probe(
+        self, name, memory_bytes=MEMORY_BYTES, *, timeout_s=20, ranks=1, **options
+    ):
+        """Probe a function of the module, and return the evidence and the runner."""
         arguments = options.pop("arguments", {})
         size_argument = options.pop("along", "micro_batch_size")
         bench, code = self._of(step=name)
         code = code.model_copy(update={"along": size_argument, "arguments": arguments})
+        options = {"measures_throughput": False, "headroom_share": 0.0} | options
         request = StepProbe(
             code=code, reports=self._folder, trial_timeout_s=timeout_s, **options
         )
         runner = bench.runner(
             self._folder / name, bench.fingerprint, lambda *_: None, 8
         )
-        return probe_step(request, bench, memory_bytes, runner), runner
+        _, evidence = probe_subject(
+            size_probe_of(bench, request, memory_bytes, ranks),
+            runner,
+            bench.site.host.ram_available_bytes,
+        )
+        return evidence, runner
 
 
 @pytest.fixture(scope="session")
 def own_code(tmp_path_factory) -> OwnCodeBench:
     folder = tmp_path_factory.mktemp("own")
-    code = OwnCode(step=f"{MODULE}:behaves", loader=f"{MODULE}:sleepy")
+    code = OwnCode(
+        step_function=f"{MODULE}:behaves", loader_function=f"{MODULE}:sleepy"
+    )
     with open_own("cpu", code, 60, Path(__file__).parent) as bench:
         yield OwnCodeBench(bench, folder)

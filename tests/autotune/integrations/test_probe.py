@@ -12,12 +12,12 @@ pytestmark = pytest.mark.system
 
 def test_finds_the_largest_size_that_fits(own_code):
     probe, runner = own_code.probe("behaves")
-    tried = {row.size: row.fits for row in probe.rows}
+    tried = {row.size: row.fits for row in probe.sizes}
     assert tried[probe.feasible_max]
     assert not tried[probe.feasible_max + 1]
     assert probe.infeasible_min == probe.feasible_max + 1
     assert 0.97 * 80e6 < probe.feasible_peak_bytes <= 80e6
-    assert len(probe.rows) <= 9
+    assert len(probe.sizes) <= 9
     assert probe.optimizer_steps == 3
     again, runner = own_code.probe("behaves")
     assert again.feasible_max == probe.feasible_max

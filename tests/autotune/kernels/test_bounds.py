@@ -46,7 +46,7 @@ def test_evidence_keeps_slowest_and_sums_of_all():
     kernels = tuple(kernel_of(f"kernel {n}", 0.02, 0.01) for n in range(15))
     figures = KernelFigures(
         kernels=(*kernels, kernel_of("unknown", 0.01, None)),
-        padded_tokens_per_step=10,
+        units_per_step=10.0,
         step_s=0.4,
         roofline=H100,
     )

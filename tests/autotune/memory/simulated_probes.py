@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.evidence.probe import ProbeEvidence
-from autotune.memory.measure import probe_model
+from autotune.memory.measure import probe_subject
 from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.values import Allocation
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
@@ -12,7 +12,7 @@ from autotune.trials.values import Trial
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import runner_on
 from testbed.examples.trials import STEP_FIGURES
-from testbed.fakes import FakeClock, FakeMachine
+from testbed.fakes import HOST, FakeClock, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
@@ -32,7 +32,7 @@ ON_GPU = {"device": "cuda", "precision": "bf16"}
 
 def size_of(trial: Trial) -> int:
     """Return the micro-batch size of a trial."""
-    return trial.measured["config"]["micro_batch_size"]
+    return trial.config["micro_batch_size"]
 
 
 def is_throughput_trial(trial: Trial) -> bool:
@@ -83,7 +83,7 @@ def simulate(trial: Trial) -> Outcome:
         figures=STEP_FIGURES
         | {
             "step_s": [step_s] * trial.measured["timed_steps"],
-            "padded_tokens_per_step": size * SEQ_LENGTH_TOKENS,
+            "units_per_step": size * trial.measured["units_per_size"],
             "peak_bytes": peak_bytes,
         }
     )
@@ -155,8 +155,9 @@ class Prober:
         )
         trial_log = self._directory / "trials"
         runner = runner_on(machine, trial_log, self._clock, site=site, made_on=made_on)
-        train, evidence = probe_model(probe, runner)
-        self.chosen_size = train.micro_batch_size
+        self.chosen_size, evidence = probe_subject(
+            probe.size_probe(), runner, HOST.ram_available_bytes
+        )
         return evidence
 
 

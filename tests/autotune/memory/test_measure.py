@@ -146,7 +146,7 @@ def test_trials_have_the_requested_micro_batches_per_step(probe):
     machine = FakeMachine(simulate)
     probe(machine, accumulate=True, local_ranks=3)
     request = machine.trials[0].measured
-    config = request["config"]
+    config = machine.trials[0].config
     # Two micro-batches, which stand for any larger number, on each of three ranks.
     assert config["global_batch_size"] == 2 * 3 * config["micro_batch_size"]
     assert request["local_ranks"] == 3
@@ -171,7 +171,7 @@ def test_finished_probe_is_repeated_from_its_trial_log(probe):
 
 def test_too_large_model_reports_its_need(probe):
     # One sequence takes 320 MB, 305 MiB. The prediction also has 38 MiB of libraries.
-    with pytest.raises(ExceedsMemory, match="305 MiB needed") as rejected:
+    with pytest.raises(ExceedsMemory, match="it needs 305 MiB") as rejected:
         probe(
             FakeMachine(simulate),
             memory_budget_bytes=TOO_SMALL_BYTES,
@@ -185,12 +185,13 @@ def test_too_large_model_reports_its_need(probe):
 
 def test_largest_part_is_of_the_predicted_memory(probe):
     """The measured peak may be less than the libraries are assumed to take alone."""
+    budget_bytes = 2**20
 
     def simulate_tiny_model(trial):
-        if trial.job == "step" and trial.measured["memory_budget_bytes"] is None:
-            return Measured(figures=STEP_FIGURES | {"peak_bytes": 37 * 2**20})
-        if trial.job == "step":
+        if trial.job == "step" and trial.measured["memory_budget_bytes"] == budget_bytes:
             return OutOfMemory(detail="no memory")
+        if trial.job == "step":
+            return Measured(figures=STEP_FIGURES | {"peak_bytes": 37 * 2**20})
         parameters = [Allocation(size_bytes=2**20, term="parameters")]
         return Measured(
             figures=figures_of(
@@ -202,11 +203,11 @@ def test_largest_part_is_of_the_predicted_memory(probe):
     with pytest.raises(ExceedsMemory) as rejected:
         probe(
             FakeMachine(simulate_tiny_model),
-            memory_budget_bytes=2**20,
+            memory_budget_bytes=budget_bytes,
             overheads=overheads_on_cpu(),
         )
     assert rejected.value.message.endswith(
-        "; 37 MiB needed; largest part: non-PyTorch memory, 38 MiB of 39 MiB predicted"
+        "; it needs 37 MiB; largest part: non-PyTorch memory, 38 MiB of 39 MiB predicted"
     )
 
 

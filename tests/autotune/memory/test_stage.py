@@ -115,7 +115,7 @@ def test_equal_profile_is_no_previous_one(probe_tiny):
 
 def test_profile_is_written_before_the_next_probe(bench, profiles, request_probe):
     def simulate(trial):
-        is_of_second_model = trial.measured["config"]["model"]["name"] == HUGE.name
+        is_of_second_model = trial.config["model"]["name"] == HUGE.name
         assert (profiles / "tiny-cpu.toml").is_file() == is_of_second_model
         return bench.machine.run(trial)
 
@@ -142,7 +142,7 @@ def test_written_profile_is_that_of_the_probe(bench, profiles, prepare_probe):
 
 
 def test_too_large_model_has_no_profile(profiles, probe_tiny):
-    with pytest.raises(ExceedsMemory, match="one sequence of"):
+    with pytest.raises(ExceedsMemory, match="of 296 MiB at 1 sequence"):
         probe_tiny(memory_bytes=TOO_SMALL_BYTES)
     assert list(profiles.glob("*.toml")) == []
 

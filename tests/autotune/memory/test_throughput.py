@@ -17,6 +17,7 @@ from tests.autotune.memory.simulated_probes import (
     is_throughput_trial,
     machine_with,
     simulate,
+    size_of,
     sizes_of_curve,
     verified_sizes,
 )
@@ -48,8 +49,8 @@ def test_throughput_is_of_one_micro_batch(probe):
     """Accumulation repeats a micro-batch, each time at the same speed."""
     machine = FakeMachine(simulate)
     probe(machine, accumulate=True, local_ranks=3)
-    for request in throughput_requests(machine):
-        config = request["config"]
+    for trial in filter(is_throughput_trial, machine.trials):
+        config = trial.config
         assert config["global_batch_size"] == 3 * config["micro_batch_size"]
 
 
@@ -144,7 +145,7 @@ def test_slow_machine_times_fewer_steps(probe, monkeypatch):
 def dipping(trial):
     """Simulate a machine on which 16 sequences take twice as long as they should."""
     if trial.job == "kernels":
-        size = trial.measured["config"]["micro_batch_size"]
+        size = size_of(trial)
         norm_s = 0.02 * size / 8 if size == 16 else 0.002 * size / 8
         kernels = [
             {"name": f"matmul_{size}", "calls": 4.0, "seconds": 0.01 * size / 8},
@@ -153,16 +154,13 @@ def dipping(trial):
         return Measured(
             figures={
                 "kernels": kernels,
-                "padded_tokens_per_step": 64 * size,
+                "units_per_step": 64.0 * size,
                 "step_s": 0.05 * size / 8,
                 "roofline": H100.model_dump(),
             }
         )
     outcome = simulate(trial)
-    if (
-        is_throughput_trial(trial)
-        and trial.measured["config"]["micro_batch_size"] == 16
-    ):
+    if is_throughput_trial(trial) and size_of(trial) == 16:
         step_s = [2 * seconds for seconds in outcome.figures["step_s"]]
         return Measured(figures=outcome.figures | {"step_s": step_s})
     return outcome

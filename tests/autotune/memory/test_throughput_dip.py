@@ -37,7 +37,7 @@ def kernels_of(tokens, **seconds):
     )
     return KernelFigures(
         kernels=kernels,
-        padded_tokens_per_step=tokens,
+        units_per_step=tokens,
         step_s=sum(seconds.values()),
         roofline=H100,
     )

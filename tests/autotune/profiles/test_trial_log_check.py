@@ -201,7 +201,7 @@ def test_names_confirmed_rates_without_trial():
 
 @pytest.mark.parametrize(
     "figures",
-    [{"step_s": ["x"]}, {"padded_tokens_per_step": "x"}, {"peak_bytes": []}],
+    [{"step_s": ["x"]}, {"units_per_step": "x"}, {"peak_bytes": []}],
     ids=["times", "tokens", "peak"],
 )
 def test_record_with_hostile_figures_is_no_trial(figures):

@@ -133,7 +133,7 @@ def test_replayed_trial_has_no_rate():
         pytest.param(
             "step",
             BERT_CONFIG,
-            {"step_s": [0.5], "padded_tokens_per_step": BERT_TOKENS_PER_S // 2},
+            {"step_s": [0.5], "units_per_step": BERT_TOKENS_PER_S / 2},
             BERT_FLOPS_PER_S,
             id="step, by its tokens",
         ),

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.integrations.values import OwnStepFigures
 from autotune.memory.decide.step_doubts import (
     FLATTER,
     LEAST_BYTES,
@@ -13,14 +12,16 @@ from autotune.memory.decide.step_doubts import (
     ignores_size,
     next_prediction,
 )
-from autotune.subjects.decide import crash_words, error_line
+from autotune.trials.job_figures import StepFigures
 
 MIB = 2**20
 
 
 def figures(peaks, kept, **more):
     known = {
+        "steps": len(kept),
         "step_s": (0.1,) * len(kept),
+        "units_per_step": 1.0,
         "peak_bytes": max(peaks, default=1),
         "non_pytorch_bytes": None,
         "optimizer_steps": 3,
@@ -28,7 +29,7 @@ def figures(peaks, kept, **more):
         "gradient_bytes": 0,
         "host_peak_bytes": 1,
     }
-    return OwnStepFigures(
+    return StepFigures(
         step_peak_bytes=tuple(peaks), kept_bytes=tuple(kept), **known | more
     )
 
@@ -118,36 +119,3 @@ def test_growth_that_ends_is_ignored_size():
     assert ignores_size(ended) == (512, 2048)
     assert ignores_size(ended, exact=False) is None  # 512 may have met leftovers
     assert not ignores_size([(4, 10 * MIB), (512, 40 * MIB), (520, 40 * MIB)])
-
-
-def test_shows_first_line_of_last_error():
-    inner = (
-        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n   '
-        " g()\nKeyError: 1\n\nDuring it:\n\n"
-    )
-    again = inner.partition("KeyError")[0]
-    assert (
-        error_line(f"{inner}{again}TypeError: failed:\n * one\n * two")
-        == "TypeError: failed:"
-    )
-    assert error_line("exit code 3: gone") == "exit code 3: gone"
-
-
-def test_hides_frames_of_this_project():
-    stack = (
-        "Traceback (most recent call last):\n  File"
-        ' "/x/autotune/integrations/jobs/step.py", line 1, in run\n    take()\n   '
-        ' ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 /'
-        " 0\nZeroDivisionError: division by zero"
-    )
-    words = crash_words(stack, " at n=4")
-    assert words.startswith("failed at n=4: ZeroDivisionError: division by zero\n")
-    assert "mine.py" in words
-    assert "jobs/step.py" not in words
-
-
-def test_names_crash_without_a_stack():
-    assert (
-        crash_words("exit code 0: ")
-        == "ended its process (exit code 0), as os._exit or a crash in C++ does"
-    )
