@@ -29,7 +29,7 @@ def test_only_threads_surviving_forks_are_unsafe(tmp_path, ending, unsafe):
         "import json; from autotune.subjects.jobs.load import preload;"
         " print(json.dumps(preload({functions})))"
     )
-    given = f"{{'step': 'mine:build_step'}}, {str(tmp_path)!r}, 60"
+    given = f"{{'step': 'mine:build_step'}}, (), {str(tmp_path)!r}, 60"
     words = [sys.executable, "-c", code.replace("{functions}", given)]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert json.loads(process.stdout.splitlines()[-1])["unsafe"] == unsafe
