@@ -1,6 +1,6 @@
 """A job that fails on purpose, in each way a trial can fail.
 
-It fails by itself, or in one rank of a step job.
+It fails by itself, or in one rank of a step job of the trainer.
 ``torchrun -m testbed.failing_job TRIAL.json OUT`` takes the ranks of a step job as
 torchrun starts them.
 """
@@ -17,14 +17,18 @@ from pathlib import Path
 import torch
 
 from autotune.memory.jobs import step
+from autotune.subjects.mlm.jobs import step as trainer_step
 from autotune.trials.jobs.budget import CpuBudget
 from autotune.trials.jobs.preload import preload_model, preload_trainer
 from autotune.trials.jobs.run_job import run_job
 
+LIMIT_S = 200.0
+"""Time limit of a trial that torchrun starts."""
+
 
 def run(measured, local):
-    """Fail by ``fault``, or run a step job if there are settings of one."""
-    if "config" in measured:
+    """Fail by ``fault``, or run a step job if there is a function that builds one."""
+    if "function" in measured:
         return _run_step(measured, local)
     fault = measured["fault"]
     if fault == "allocate":
@@ -49,15 +53,15 @@ def _run_step(measured, local):
     """Run a step job whose ranks have their own budgets, and faults after a step."""
     rank = local.get("environment", {}).get("RANK", "0")
     fault = local.get("fault_by_rank", {}).get(rank, "none")
-    learning_rate = step.learning_rate
+    learning_rate = trainer_step.learning_rate
 
     def fail_after_a_step(config, number):
         if number:
             fail(fault)
         return learning_rate(config, number)
 
-    # The step job asks for the learning rate before each step.
-    step.learning_rate = fail_after_a_step
+    # The trainer's step asks for the learning rate before each step.
+    trainer_step.learning_rate = fail_after_a_step
     measured = {name: value for name, value in measured.items() if name != "fault"}
     budgets_bytes = local.get("budget_bytes_by_rank")
     if budgets_bytes:
@@ -83,10 +87,16 @@ def main():
     result_file = Path(sys.argv[2]) / f"rank-{os.environ['RANK']}.json"
     # Imports do not count towards a budget, as in a trial that is forked.
     preload_trainer()
-    preload_model(measured["config"]["model"]["config"]["model_type"])
-    has_measured = run_job(
-        "step", result_file, measured, {"environment": dict(os.environ)}
-    )
+    config = measured["arguments"].get("config")
+    if config is not None:
+        preload_model(config["model"]["config"]["model_type"])
+    local = {
+        "environment": dict(os.environ),
+        "rendezvous": str(result_file.with_name("rendezvous")),
+        "limit_s": LIMIT_S,
+        "directory": None if config is not None else str(Path.cwd()),
+    }
+    has_measured = run_job("step", result_file, measured, local)
     # At once: the others' connections end with this process, and torchrun ends the
     # others when one has failed.
     os._exit(0 if has_measured else 1)

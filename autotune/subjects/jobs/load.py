@@ -242,13 +242,13 @@ def _names_in(directory: str) -> set[str]:
 
 
 def _import(name: str, directory: str) -> ModuleType:
-    top, sys.argv = name.partition(".")[0], [name]
+    sys.argv = [name]
     if not name.endswith(".py"):
-        is_adapter = name.startswith(_ADAPTERS)
-        if top == _TOOL and not is_adapter and top in _names_in(directory):
+        # Functions of this project are in packages below it.
+        if name == _TOOL and name in _names_in(directory):
             raise BadConfig(
-                f"this tool has a package called {top!r}, too",
-                next_step=f"Rename your {top!r}.",
+                f"this tool has a package called {name!r}, too",
+                next_step=f"Rename your {name!r}.",
             )
         return importlib.import_module(name)
     if (

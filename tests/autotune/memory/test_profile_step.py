@@ -2,7 +2,9 @@
 
 import pytest
 
+from autotune.memory.size_probe import StepCounts, step_fields
 from autotune.memory.values import KernelsRequest
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured
 from trainer.config.presets import model_settings
@@ -22,17 +24,21 @@ def test_profile_has_the_operators_of_a_step(started_server, local_ranks):
         micro_batch_size=MICRO_BATCH_SIZE,
         global_batch_size=MICRO_BATCH_SIZE * local_ranks,
     )
-    request = KernelsRequest(
+    subject = MlmSubject(
         config=config,
         vocab_size=512,
         special_ids=SpecialIds(pad=0, cls=1, sep=2, mask=3, unk=4),
-        memory_budget_bytes=None,
-        warmup_steps=1,
-        timed_steps=2,
         local_ranks=local_ranks,
-        documents_per_sequence=1.0,
     )
-    outcome = started_server.run(request.trial(timeout_s=120))
+    fields = step_fields(
+        subject,
+        {"micro_batch_size": MICRO_BATCH_SIZE},
+        StepCounts(warmup=1, timed=2),
+        device="cpu",
+        local_ranks=local_ranks,
+    )
+    request = KernelsRequest(**fields, memory_budget_bytes=None)
+    outcome = started_server.run(request.trial(timeout_s=120, limit_s=120))
     assert isinstance(outcome, Measured), outcome
     figures = KernelFigures.of(outcome)
     seconds = [kernel.seconds for kernel in figures.kernels]
@@ -41,4 +47,4 @@ def test_profile_has_the_operators_of_a_step(started_server, local_ranks):
     # Forward and both gradients of the attention's output and the two layers of the
     # MLP, in each of four layers, at least.
     assert calls["aten::addmm"] + calls["aten::mm"] >= 3 * 3 * 4
-    assert figures.padded_tokens_per_step == MICRO_BATCH_SIZE * SEQ_LENGTH_TOKENS
+    assert figures.units_per_step == MICRO_BATCH_SIZE * SEQ_LENGTH_TOKENS

@@ -13,9 +13,14 @@ import psutil
 import pytest
 
 from autotune.errors import MachineLacks
+from autotune.memory.size_probe import StepCounts, step_fields
+from autotune.memory.values import StepRequest
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.trials.values import Trial
+from trainer.config.train_config import TrainConfig
+from trainer.formats.manifest import SpecialIds
 
 pytestmark = pytest.mark.system
 
@@ -54,17 +59,22 @@ def step_request(
         "layout": "packed",
         "device": "cpu",
         "parallel": {"timeout_s": RANK_WAITS_S, **parallel},
-    }
-    return {
-        "config": settings | config,
-        "vocab_size": VOCAB_SIZE,
-        "memory_budget_bytes": budget_bytes,
-        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
-        "warmup_steps": 1,
-        "timed_steps": 2,
-        "local_ranks": local_ranks,
-        "documents_per_sequence": 1.0,
-    }
+    } | config
+    subject = MlmSubject(
+        config=TrainConfig.model_validate(settings),
+        vocab_size=VOCAB_SIZE,
+        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
+        local_ranks=local_ranks,
+    )
+    fields = step_fields(
+        subject,
+        {"micro_batch_size": micro_batch_size},
+        StepCounts(warmup=1, timed=2),
+        device=settings["device"],
+        local_ranks=local_ranks,
+    )
+    request = StepRequest(**fields, memory_budget_bytes=budget_bytes)
+    return request.trial(timeout_s=TIME_LIMIT_S).measured
 
 
 @pytest.fixture
@@ -78,7 +88,7 @@ def run(started_server):
         trial = Trial(
             job="testbed.failing_job" if local else "step",
             measured=measured,
-            local=local,
+            local=local | {"limit_s": timeout_s},
             timeout_s=timeout_s,
         )
         outcome = started_server.run(trial)
@@ -94,10 +104,10 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert isinstance(outcome, Measured), outcome
     figures = StepFigures.of(outcome)
     assert figures.local_ranks == 2
-    assert figures.optimizer_steps == 3
+    assert figures.steps == figures.optimizer_steps == 3
     assert len(figures.step_s) == 2
     # Two ranks, each with a micro-batch of two sequences.
-    assert figures.padded_tokens_per_step == 2 * 2 * SEQ_LENGTH_TOKENS
+    assert figures.units_per_step == 2 * 2 * SEQ_LENGTH_TOKENS
     assert len(outcome.figures["peak_bytes_by_rank"]) == 2
     assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 
