@@ -3,9 +3,11 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.memory.size_probe import StepCounts, step_fields
+from autotune.memory.values import StepRequest
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
-from autotune.trials.values import Trial
 from benchmarks import finders
 from benchmarks.finders import (
     Case,
@@ -41,22 +43,22 @@ def fits():
     with ForkServerMachine() as machine:
 
         def fits(rows: int) -> bool:
-            config = TrainConfig.model_validate(TINY.config_of(rows)).model_dump(
-                mode="json"
+            subject = MlmSubject(
+                config=TrainConfig.model_validate(TINY.config_of(rows)),
+                vocab_size=TINY.vocab_size,
+                special_ids=SpecialIds.model_validate(TINY.special_ids),
             )
-            known = {
-                name: getattr(TINY, name)
-                for name in ("vocab_size", "special_ids", "memory_budget_bytes")
-            }
-            known |= {
-                "warmup_steps": 1,
-                "timed_steps": 2,
-                "local_ranks": 1,
-                "documents_per_sequence": 1.0,
-            }
-            trial = Trial(
-                job="step", measured={"config": config} | known, timeout_s=60.0
+            fields = step_fields(
+                subject,
+                {"micro_batch_size": rows},
+                StepCounts(warmup=1, timed=2),
+                device="cpu",
+                local_ranks=1,
             )
+            request = StepRequest(
+                **fields, memory_budget_bytes=TINY.memory_budget_bytes
+            )
+            trial = request.trial(timeout_s=60.0, limit_s=60.0)
             return isinstance(machine.run(trial), Measured)
 
         yield fits

@@ -6,6 +6,8 @@ import sys
 import time
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 MIB = 2**20
 
@@ -173,6 +175,42 @@ def imports_late(micro_batch_size):
 
     held = globals().setdefault("held", torch.ones(1))
     return step_of(micro_batch_size, before=lambda: held)
+
+
+def data_parallel(micro_batch_size, wrap=torch.nn.parallel.DistributedDataParallel):
+    """Train on all ranks together, which join as under torchrun."""
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.Linear(256, 256)
+    model = wrap(model) or model
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.ones(micro_batch_size * 64, 256)
+
+    def step():
+        model(batch).relu().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def sharded(micro_batch_size):
+    """The same with FSDP2, which shards the layer in place."""
+    return data_parallel(micro_batch_size, fully_shard_in_place)
+
+
+def fully_shard_in_place(model):
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    fully_shard(model, mesh=mesh)
+
+
+def lopsided(micro_batch_size):
+    """The second rank has twice the batch of the first."""
+    return data_parallel(micro_batch_size * (1 + int(os.environ["RANK"])))
+
+
+def one_rank_raises(micro_batch_size):
+    step = data_parallel(micro_batch_size)
+    return step if os.environ["RANK"] == "0" else raises(micro_batch_size)
 
 
 NUMBER = 3

@@ -188,7 +188,10 @@ def test_largest_part_is_of_the_predicted_memory(probe):
     budget_bytes = 2**20
 
     def simulate_tiny_model(trial):
-        if trial.job == "step" and trial.measured["memory_budget_bytes"] == budget_bytes:
+        if (
+            trial.job == "step"
+            and trial.measured["memory_budget_bytes"] == budget_bytes
+        ):
             return OutOfMemory(detail="no memory")
         if trial.job == "step":
             return Measured(figures=STEP_FIGURES | {"peak_bytes": 37 * 2**20})
@@ -207,7 +210,8 @@ def test_largest_part_is_of_the_predicted_memory(probe):
             overheads=overheads_on_cpu(),
         )
     assert rejected.value.message.endswith(
-        "; it needs 37 MiB; largest part: non-PyTorch memory, 38 MiB of 39 MiB predicted"
+        "; it needs 37 MiB; largest part: non-PyTorch memory, 38 MiB of 39 MiB"
+        " predicted"
     )
 
 

@@ -103,7 +103,7 @@ def on_two_ranks(tmp_path):
     It gets the rank's group, and the results are in the order of ranks.
     """
     # Imports of one thread would change the modules that the other one lists.
-    figures(lambda: step_with())
+    figures(step_with)
 
     def run_rank(function, rank):
         environment = {"RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}

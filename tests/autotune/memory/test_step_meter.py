@@ -151,7 +151,7 @@ def test_loop_ends_after_its_steps(meter):
         while True:
             try:
                 training.step()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - as a loop that never gives up
                 caught.append(error)
 
     meter.restart(loop_steps=STEPS)
