@@ -43,8 +43,6 @@ _PROJECT = Path(__file__).parents[3]
 _left_in: dict[str, str] = {}
 """Working directories that imported code chose, by the one it was imported in."""
 _MAX_FILE_BYTES = 16 * 2**20
-_ADAPTERS = f"{_TOOL}.subjects."
-"""Packages of this project whose functions wrap yours."""
 
 
 def preload(
