@@ -19,9 +19,8 @@ from typing import Any, Literal, TypeVar
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.errors import AutotuneError
-from autotune.integrations.stage import run_probe, sweep_on
-from autotune.integrations.values import MAX_SIZE, StepProbe
 from autotune.machine.measured_device import DeviceChoice
+from autotune.memory.code_stage import MAX_SIZE, StepProbe, run_probe
 from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.bench import OwnBench, open_own
 from autotune.subjects.jobs.describe import described_sha256
@@ -36,6 +35,7 @@ from autotune.subjects.own.subject import (
 from autotune.subjects.subject import Argument
 from autotune.trials.session import open_bench
 from autotune.trials.sweep_request import SweepRequest
+from autotune.workers.code_stage import sweep_on
 from trainer.formats.errors import TrainerError
 
 STARTING_BATCH_SIZE = 128

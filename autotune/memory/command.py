@@ -15,7 +15,7 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, VOCAB_S
 from autotune.base.units import exact_bytes
 from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
-from autotune.errors import ExceedsMemory
+from autotune.errors import ExceedsMemory, UsageError
 
 if TYPE_CHECKING:
     from autotune.memory.probe import ProbeRequest
@@ -215,34 +215,53 @@ def _probe_own_step(
     own: opt.OwnOptions,
     job: JobOptions,
 ) -> None:
-    """Find the largest size of your own training step, instead of a model's."""
-    from autotune.integrations.command import probe_own
-    from autotune.integrations.values import MAX_SIZE, StepProbe
+    """Find the largest size of your own step, for each combination of arguments."""
+    from autotune.base.answer_json import answer_json
+    from autotune.memory.code_stage import MAX_SIZE, StepProbe, probe_own
+    from autotune.memory.sections.own_step import own_probe_text
+    from autotune.profiles.sections import written_answer
     from autotune.subjects.requested import requested_subjects
 
     own.reject_others(context, _OWN_STEP_OPTIONS)
-    # ``probe_own`` puts each combination of the arguments in the place of the first.
-    code, *_ = requested_subjects(own)
+    codes = requested_subjects(own)
+    out: Path | None = context.params["out"]
+    if len(codes) > 1 and out is not None and out.suffix == ".toml":
+        raise UsageError(
+            f"--out {out} names one file for {len(codes)} profiles",
+            next_step="Pass a directory.",
+        )
     max_size = options.max_micro_batch_size
     if max_size == MAX_MICRO_BATCH_SIZE:
         # It is a model's default, which is too small if sizes are sequence lengths.
         max_size = MAX_SIZE
-    request = opt.make_request(
-        StepProbe,
-        context,
-        code=code,
-        headroom_share=context.params["headroom"],
-        max_size=max_size,
+    probes = [
+        opt.make_request(
+            StepProbe,
+            context,
+            code=code,
+            headroom_share=context.params["headroom"],
+            max_size=max_size,
+        )
+        for code in codes
+    ]
+    job_request = JobRequest(
+        name=f"probe-{codes[0].name}",
+        purpose=f"Finds the largest size of {own.step}, and writes a profile.",
+        expected_minutes=1 + 3 * len(codes),
+        trial_timeout_s=options.trial_timeout_s,
+        ranks=options.ranks or 1,
+        on_gpus=options.device != "cpu",
+        reports=job.reports,
     )
-    probe_own(
-        context,
-        own,
-        request,
-        options.device,
-        job,
-        out=context.params["out"],
-        time_limit_s=context.params["time_limit_s"],
-    )
+    if job.submitted_or_rejected(context, job_request):
+        return
+    time_limit_s: float | None = context.params["time_limit_s"]
+    ends_s = None if time_limit_s is None else time.time() + time_limit_s
+    written = [probe_own(options.device, probe, out, ends_s=ends_s) for probe in probes]
+    if job.as_json:
+        print(answer_json({"steps": [written_answer(profile) for profile in written]}))
+    else:
+        print(own_probe_text(written))
 
 
 def _probe_job(

@@ -5,17 +5,20 @@ Functions import the modules that they need, so that other commands start fast.
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.base.defaults import WINDOW_S
 from autotune.console import options as opt
-from autotune.console.slurm_job import JobOptions
+from autotune.console.slurm_job import JobOptions, JobRequest
 
 if TYPE_CHECKING:
     from autotune.evidence.probe import ProbeEvidence
+    from autotune.machine.measured_device import DeviceChoice
     from autotune.profiles.store import StoredProfile
+    from autotune.subjects.own.subject import OwnCode
     from autotune.trials.sweep_request import SweepRequest
 
 _OPTIONS_OF_OWN_LOADER = frozenset(
@@ -88,10 +91,9 @@ def workers(
     is measured, with --step or --step-time as its consumer.
     """
     if loader is not None or own.step is not None:
-        from autotune.integrations.command import sweep_own
-        from autotune.integrations.stage import loader_to_sweep
         from autotune.subjects.requested import requested_subjects
         from autotune.trials.sweep_request import SweepRequest
+        from autotune.workers.code_stage import loader_to_sweep
 
         own.reject_others(context, kept=_OPTIONS_OF_OWN_LOADER)
         own_request = SweepRequest(
@@ -107,7 +109,7 @@ def workers(
         code = loader_to_sweep(
             requested_subjects(own, loader=loader), sweep.profile, own_request
         )
-        sweep_own(context, code, own_request, device, job, out=sweep.profile)
+        _sweep_own(context, code, own_request, device, job, out=sweep.profile)
         return
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import sweep_request
@@ -129,6 +131,44 @@ def workers(
         replayed_step_s=step_time_s,
     )
     _sweep_profile(context, stored, probe, request, job)
+
+
+def _sweep_own(
+    context: typer.Context,
+    code: "OwnCode",
+    request: "SweepRequest",
+    choice: "DeviceChoice",
+    job: JobOptions,
+    *,
+    out: Path,
+) -> None:
+    """Find the fewest workers of your own loader."""
+    from autotune.base.answer_json import answer_json
+    from autotune.profiles.sections import written_answer
+    from autotune.trials.decide.least_time import sweep_time_text
+    from autotune.workers.code_stage import sweep_own
+    from autotune.workers.sections import own_workers_text
+
+    job_request = JobRequest(
+        name=f"workers-{code.name}",
+        purpose=f"Finds the workers that {code.loader_function or code.words} needs.",
+        expected_minutes=request.budget_s / 60 + 1,
+        trial_timeout_s=request.trial_timeout_s,
+        ranks=request.local_ranks or 1,
+        on_gpus=request.replayed_step_s is None and choice != "cpu",
+        reports=job.reports,
+    )
+    if job.submitted_or_rejected(context, job_request):
+        return
+    # The time of a trial of your code is unknown: a short one is assumed.
+    sys.stderr.write(
+        sweep_time_text("workers", "cpu", request.window_s, request.budget_s)
+    )
+    written = sweep_own(choice, code, request, None if out == opt.NOT_GIVEN else out)
+    if job.as_json:
+        print(answer_json(written_answer(written)))
+    else:
+        print(own_workers_text(written))
 
 
 def _sweep_profile(

@@ -15,10 +15,10 @@ import torch
 from autotune import find_batch_size, find_num_workers
 from autotune.api import finders
 from autotune.errors import ExceedsMemory
-from autotune.integrations.values import StepProbe
+from autotune.memory.code_stage import StepProbe
 from autotune.subjects.jobs.describe import described_sha256
 from autotune.subjects.own.subject import OwnCode
-from tests.autotune.integrations.hostile import step_of
+from tests.autotune.subjects.own.hostile import step_of
 
 pytestmark = pytest.mark.system
 PROGRAM = """
@@ -142,7 +142,7 @@ def test_tries_unimportable_builder_in_this_process(tmp_path, build):
 
 
 def test_imports_only_what_another_process_defines():
-    assert finders._importable(step_of) == "tests.autotune.integrations.hostile:step_of"
+    assert finders._importable(step_of) == "tests.autotune.subjects.own.hostile:step_of"
     made = {"__name__": __name__}
     exec("def step_of(size): ...", made)
     assert finders._importable(made["step_of"]) is None

@@ -7,10 +7,10 @@ import pytest
 
 from autotune.base.render_console import console_text
 from autotune.errors import BadInput
-from autotune.integrations.stage import sweep_on
 from autotune.subjects.bench import open_own
 from autotune.subjects.own.subject import OwnCode
 from autotune.trials.sweep_request import SweepRequest
+from autotune.workers.code_stage import sweep_on
 from autotune.workers.sections import sweep_blocks
 
 pytestmark = pytest.mark.system

@@ -1,227 +1,42 @@
-"""Commands on your own training code, from request to written profile.
+"""Sweep of a loader of yours, from request to written profile."""
 
-They find the largest size, and the loader's workers.
-"""
-
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune import __version__
 from autotune.base.log import LOG
-from autotune.base.units import format_bytes, format_seconds
+from autotune.base.units import format_seconds
 from autotune.errors import BadInput, UsageError
-from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import (
     Argument,
     Constraints,
     Evidence,
     Profile,
-    Provenance,
-    SubjectTable,
     update_profile,
 )
 from autotune.evidence.workers import WorkersEvidence
-from autotune.integrations.values import StepProbe
-from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import (
     DeviceChoice,
-    MeasuredDevice,
-    local_ranks,
-    memory_budget,
 )
-from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
-from autotune.memory.measure import probe_subject
-from autotune.memory.size_probe import FIT_STEPS_OF_CODE, SizeProbe
-from autotune.memory.values import ModelTraceRequest
 from autotune.profiles.local_probe import require_local
 from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.recorded_trials import trial_log_provenance
 from autotune.profiles.store import (
     WrittenProfile,
-    keep_workers,
     known_profile,
     read_profile,
     with_functions,
     write_profile,
 )
 from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.code_profile import new_profile, subject_table
 from autotune.subjects.own.subject import SIZE, OwnCode
-from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import report_directory
 from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
 from autotune.workers.windows import windows_of_code
 from trainer.formats.events import utc_now
-
-
-def probe_own(
-    choice: DeviceChoice,
-    probe: StepProbe,
-    out: Path | None,
-    *,
-    ends_s: float | None = None,
-) -> WrittenProfile:
-    """Find the largest size of a step of yours, and write a profile."""
-
-    def check(site: MeasuredDevice) -> None:
-        memory_budget(
-            site, probe.memory_bytes, ranks=local_ranks(site, probe.ranks or 1)
-        )
-
-    with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
-        (path,) = profile_paths(out, [probe.code.name], bench.site.name)
-        size, evidence, runner, budget_bytes = run_probe(
-            bench, probe, path, ends_s=ends_s
-        )
-        profile = _new_profile(
-            bench,
-            runner,
-            probe.code,
-            command="probe",
-            settings={probe.code.along: size},
-            constraints=Constraints(
-                memory_budget_bytes=budget_bytes, headroom_share=probe.headroom_share
-            ),
-            evidence=Evidence(probe=evidence),
-        )
-        profile = keep_workers(profile, path)
-        write_profile(path, profile)
-        return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
-
-
-def _new_profile(
-    bench: OwnBench,
-    runner: TrialRunner,
-    code: OwnCode,
-    *,
-    command: str,
-    settings: dict[str, Argument],
-    constraints: Constraints,
-    evidence: Evidence,
-) -> Profile:
-    """Return a profile with the result of one command, not written yet."""
-    return Profile(
-        subject=_subject_table(code, bench),
-        settings=settings,
-        constraints=constraints,
-        fingerprint=bench.fingerprint,
-        provenance=Provenance(
-            tool_version=__version__,
-            created_utc=utc_now(),
-            commands=[command],
-            slurm_job_id=bench.site.slurm.job_id,
-            **trial_log_provenance(runner, bench.fingerprint, None),
-        ),
-        evidence=evidence,
-    )
-
-
-def _subject_table(code: OwnCode, bench: OwnBench) -> SubjectTable:
-    """Return your functions, with the source that was measured, for a profile."""
-    sources = {
-        "step": bench.subject.step_sha256,
-        "loader": bench.subject.loader_sha256,
-    }
-    return SubjectTable(
-        kind=code.kind,
-        name=code.name,
-        words=code.words,
-        size=code.size.name,
-        noun=code.size.noun,
-        unit=code.size.unit,
-        units_per_size=code.size.units_per_size,
-        table=code.table(),
-        sources={role: sha256 for role, sha256 in sources.items() if sha256},
-    )
-
-
-def run_probe(
-    bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
-) -> tuple[int, ProbeEvidence, TrialRunner, int]:
-    """Find the largest size, with the trial log of the profile at ``path``.
-
-    Returns:
-        The chosen size, the evidence, the runner of the trials, and the memory budget
-        in bytes.
-    """
-    ranks = local_ranks(bench.site, probe.ranks or 1)
-    budget = memory_budget(bench.site, probe.memory_bytes, ranks=ranks)
-    left = (
-        f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
-        " --memory)"
-    )
-    left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
-    per_rank = " per rank" if ranks > 1 else ""
-    LOG.info(
-        "%s: memory budget %s%s%s",
-        probe.code.words,
-        format_bytes(budget),
-        per_rank,
-        left,
-    )
-    with bench.display.show(f"probe {probe.code.words}") as update:
-        runner = bench.runner(
-            report_directory(path, probe.reports), bench.fingerprint, update, 8
-        )
-        runner.budget_ends_s = ends_s
-        size, evidence = probe_subject(
-            size_probe_of(bench, probe, budget, ranks),
-            runner,
-            bench.site.host.ram_available_bytes,
-        )
-    return size, evidence, runner, budget
-
-
-def size_probe_of(
-    bench: OwnBench, probe: StepProbe, budget_bytes: int, ranks: int
-) -> SizeProbe:
-    """Return the search for the largest size of a step of yours, with its limits."""
-    code, site = probe.code, bench.site
-    assert bench.subject.step_sha256 is not None
-    trace, overheads = None, None
-    if bench.model is not None:
-        trace = ModelTraceRequest(
-            model=bench.model,
-            arguments=dict(code.arguments),
-            along=code.along,
-            device=site.device,
-            directory=str(bench.directory.resolve()),
-        )
-        overheads = overheads_on_cpu()
-        if site.gpu is not None:
-            overheads = overheads_on_gpu(
-                site.gpu.compute_capability, ranks, site.cuda_bytes
-            )
-    server = bench.server
-    return SizeProbe(
-        subject=code,
-        device=site.device,
-        memory_budget_bytes=budget_bytes,
-        max_size=probe.max_size,
-        fit_steps=FIT_STEPS_OF_CODE,
-        multiple_of=probe.multiple_of,
-        headroom_share=probe.headroom_share,
-        trial_timeout_s=probe.trial_timeout_s,
-        local_ranks=ranks,
-        device_used_before_bytes=bench.used_before_bytes(ranks),
-        trace=trace,
-        overheads=overheads,
-        allow_varying=probe.allow_varying,
-        contents=probe.contents,
-        starts_at_most=probe.starts_at_most,
-        measures_throughput=probe.measures_throughput,
-        source_sha256=bench.subject.step_sha256,
-        directory=str(bench.directory.resolve()),
-        in_this_process=bench.in_this_process,
-        load_modules=(
-            server.load
-            if isinstance(server, ForkServerMachine) and bench.forked
-            else lambda _modules: False
-        ),
-    )
 
 
 def loader_to_sweep(
@@ -337,7 +152,7 @@ def _with_sweep(
     """Return the profile with the result of a sweep, and with its loader."""
     settings: dict[str, Argument] = {**evidence.loader_settings}
     if old is None:
-        return _new_profile(
+        return new_profile(
             bench,
             runner,
             code,
@@ -356,7 +171,7 @@ def _with_sweep(
             **trial_log_provenance(runner, old.fingerprint, None),
         },
     )
-    loader = _subject_table(code, bench)
+    loader = subject_table(code, bench)
     # The fixed arguments stay those of the probe.
     loader = loader.model_copy(
         update={
@@ -400,9 +215,10 @@ def _at_probed_size(
             next_step="Add --step-time T, the duration of its step.",
         )
     replayed_step_s = largest_steps_s[0] * size / probe.feasible_max
-    sys.stderr.write(
-        f"info: {code.step_function} is a training loop with its data; a step of"
-        f" {format_seconds(replayed_step_s)} is replayed\n"
+    LOG.info(
+        "%s is a training loop with its data; a step of %s is replayed",
+        code.step_function,
+        format_seconds(replayed_step_s),
     )
     return code, replace(request, replayed_step_s=replayed_step_s)
 

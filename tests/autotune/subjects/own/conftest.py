@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.integrations.stage import size_probe_of
-from autotune.integrations.values import StepProbe
+from autotune.memory.code_stage import StepProbe, size_probe_of
 from autotune.memory.measure import probe_subject
 from autotune.subjects.bench import open_own
 from autotune.subjects.own.subject import OwnCode

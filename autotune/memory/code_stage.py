@@ -1,0 +1,185 @@
+"""Probe of a step of yours, from request to written profile."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
+from autotune.base.log import LOG
+from autotune.base.units import format_bytes
+from autotune.evidence.peak_contents import ContentsAt
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import (
+    Constraints,
+    Evidence,
+)
+from autotune.machine.gpu_models import RESERVE_BYTES
+from autotune.machine.measured_device import (
+    DeviceChoice,
+    MeasuredDevice,
+    local_ranks,
+    memory_budget,
+)
+from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
+from autotune.memory.measure import probe_subject
+from autotune.memory.size_probe import FIT_STEPS_OF_CODE, SizeProbe
+from autotune.memory.values import ModelTraceRequest
+from autotune.profiles.profile_paths import profile_paths
+from autotune.profiles.store import (
+    WrittenProfile,
+    keep_workers,
+    write_profile,
+)
+from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.code_profile import new_profile
+from autotune.subjects.own.subject import OwnCode
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import report_directory
+
+MAX_SIZE = 2**20
+"""Largest size to try by default: a small model takes very large micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProbe:
+    """Request to find the largest size of a step of yours.
+
+    A field that is None takes the default of the machine.
+    """
+
+    code: OwnCode
+    reports: Path
+    memory_bytes: int | None = None
+    headroom_share: float = HEADROOM_SHARE
+    max_size: int = MAX_SIZE
+    multiple_of: int = 1
+    allow_varying: bool = False
+    contents: ContentsAt = "none"
+    starts_at_most: bool = False
+    """True if ``max_size`` is tried first, because it is likely to fit."""
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+    ranks: int | None = None
+    """Ranks of this node that take the steps together; None for one."""
+    measures_throughput: bool = True
+    """False to search for the largest size alone."""
+
+
+def probe_own(
+    choice: DeviceChoice,
+    probe: StepProbe,
+    out: Path | None,
+    *,
+    ends_s: float | None = None,
+) -> WrittenProfile:
+    """Find the largest size of a step of yours, and write a profile."""
+
+    def check(site: MeasuredDevice) -> None:
+        memory_budget(
+            site, probe.memory_bytes, ranks=local_ranks(site, probe.ranks or 1)
+        )
+
+    with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
+        (path,) = profile_paths(out, [probe.code.name], bench.site.name)
+        size, evidence, runner, budget_bytes = run_probe(
+            bench, probe, path, ends_s=ends_s
+        )
+        profile = new_profile(
+            bench,
+            runner,
+            probe.code,
+            command="probe",
+            settings={probe.code.along: size},
+            constraints=Constraints(
+                memory_budget_bytes=budget_bytes, headroom_share=probe.headroom_share
+            ),
+            evidence=Evidence(probe=evidence),
+        )
+        profile = keep_workers(profile, path)
+        write_profile(path, profile)
+        return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
+
+
+def run_probe(
+    bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
+) -> tuple[int, ProbeEvidence, TrialRunner, int]:
+    """Find the largest size, with the trial log of the profile at ``path``.
+
+    Returns:
+        The chosen size, the evidence, the runner of the trials, and the memory budget
+        in bytes.
+    """
+    ranks = local_ranks(bench.site, probe.ranks or 1)
+    budget = memory_budget(bench.site, probe.memory_bytes, ranks=ranks)
+    left = (
+        f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
+        " --memory)"
+    )
+    left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
+    per_rank = " per rank" if ranks > 1 else ""
+    LOG.info(
+        "%s: memory budget %s%s%s",
+        probe.code.words,
+        format_bytes(budget),
+        per_rank,
+        left,
+    )
+    with bench.display.show(f"probe {probe.code.words}") as update:
+        runner = bench.runner(
+            report_directory(path, probe.reports), bench.fingerprint, update, 8
+        )
+        runner.budget_ends_s = ends_s
+        size, evidence = probe_subject(
+            size_probe_of(bench, probe, budget, ranks),
+            runner,
+            bench.site.host.ram_available_bytes,
+        )
+    return size, evidence, runner, budget
+
+
+def size_probe_of(
+    bench: OwnBench, probe: StepProbe, budget_bytes: int, ranks: int
+) -> SizeProbe:
+    """Return the search for the largest size of a step of yours, with its limits."""
+    code, site = probe.code, bench.site
+    assert bench.subject.step_sha256 is not None
+    trace, overheads = None, None
+    if bench.model is not None:
+        trace = ModelTraceRequest(
+            model=bench.model,
+            arguments=dict(code.arguments),
+            along=code.along,
+            device=site.device,
+            directory=str(bench.directory.resolve()),
+        )
+        overheads = overheads_on_cpu()
+        if site.gpu is not None:
+            overheads = overheads_on_gpu(
+                site.gpu.compute_capability, ranks, site.cuda_bytes
+            )
+    server = bench.server
+    return SizeProbe(
+        subject=code,
+        device=site.device,
+        memory_budget_bytes=budget_bytes,
+        max_size=probe.max_size,
+        fit_steps=FIT_STEPS_OF_CODE,
+        multiple_of=probe.multiple_of,
+        headroom_share=probe.headroom_share,
+        trial_timeout_s=probe.trial_timeout_s,
+        local_ranks=ranks,
+        device_used_before_bytes=bench.used_before_bytes(ranks),
+        trace=trace,
+        overheads=overheads,
+        allow_varying=probe.allow_varying,
+        contents=probe.contents,
+        starts_at_most=probe.starts_at_most,
+        measures_throughput=probe.measures_throughput,
+        source_sha256=bench.subject.step_sha256,
+        directory=str(bench.directory.resolve()),
+        in_this_process=bench.in_this_process,
+        load_modules=(
+            server.load
+            if isinstance(server, ForkServerMachine) and bench.forked
+            else lambda _modules: False
+        ),
+    )
