@@ -31,13 +31,22 @@ from benchmarks.page_figures import (
     h100,
     paper_and_faults,
     predictions,
+    structure,
     targets,
 )
 from benchmarks.page_figures.formats import Figures, Rows
 from benchmarks.page_figures.recorded import RecordedFigures, read_recorded_figures
 
 ROOT = Path(__file__).parent.parent
-SUBJECTS = (targets, h100, predictions, cpus, paper_and_faults, full_tables)
+SUBJECTS = (
+    targets,
+    h100,
+    predictions,
+    cpus,
+    paper_and_faults,
+    full_tables,
+    structure,
+)
 _MARK = re.compile(
     r"<!-- (?P<kind>table|=) (?P<key>.+?) -->(?P<old>.*?)(?P<end><!-- end -->)",
     re.DOTALL,
