@@ -59,6 +59,11 @@ def application(used: Collection[str] | None = None) -> typer.Typer:
 def _register(app: typer.Typer, entry: CommandEntry) -> None:
     command_or_group = getattr(importlib.import_module(entry.module), entry.attribute)
     if entry.is_group:
+        known = {command.name for command in command_or_group.registered_commands}
+        for name, module, attribute in entry.also:
+            if name not in known:
+                function = getattr(importlib.import_module(module), attribute)
+                command_or_group.command(name)(function)
         for registered in command_or_group.registered_commands:
             registered.cls = Command
         app.add_typer(command_or_group, name=entry.name, cls=Group, hidden=entry.hidden)

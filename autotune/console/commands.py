@@ -14,6 +14,8 @@ class CommandEntry:
     summary: str
     """First line of its help; a test compares it with that of the command."""
     is_group: bool = False
+    also: tuple[tuple[str, str, str], ...] = ()
+    """Commands of a group from higher packages: name, module and function."""
     hidden: bool = False
 
 
@@ -58,6 +60,7 @@ COMMANDS = (
         attribute="app",
         summary="Show, verify, approve and export profiles.",
         is_group=True,
+        also=(("export", "autotune.export.command", "export"),),
     ),
     CommandEntry(
         name="job",
