@@ -25,18 +25,18 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.window_statistics import scaled_residuals, trimmed_mean
-from autotune.evidence.explore import Configuration
 from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
-from autotune.search.history import ExploreRequest
+from autotune.search.configuration import Configuration
+from autotune.search.decide.configuration_space import without_size
+from autotune.search.request import ExploreRequest
 from autotune.search.stage import explore_request
-from autotune.trials.job_figures import WindowFigures
+from autotune.search.windows import WindowLength
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session, open_session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.windows import training_trial
 from testbed.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
@@ -137,7 +137,7 @@ class Grid:
         """Plain values."""
         cells = [
             {
-                "settings": cell.model_dump(),
+                "settings": dict(cell),
                 "ratios": ratios,
                 "seconds": round(self.seconds[cell], 3),
             }
@@ -145,7 +145,7 @@ class Grid:
         ]
         return {
             "model": self.model,
-            "starting": self.starting.model_dump(),
+            "starting": dict(self.starting),
             "window_s": self.window_s,
             "reference_rates": self.reference_rates,
             "cells": cells,
@@ -155,12 +155,12 @@ class Grid:
     def of_json(cls, recorded: Mapping[str, Any]) -> "Grid":
         """Return a grid from its JSON."""
         cells = [
-            (Configuration(**record["settings"]), record)
+            (Configuration.of(record["settings"]), record)
             for record in recorded["cells"]
         ]
         return cls(
             model=recorded["model"],
-            starting=Configuration(**recorded["starting"]),
+            starting=Configuration.of(recorded["starting"]),
             window_s=recorded["window_s"],
             reference_rates=recorded["reference_rates"],
             ratios={cell: record["ratios"] for cell, record in cells},
@@ -233,46 +233,57 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
             data=data, reports=place / "reports", budget_s=60e6, window_s=WINDOW_S
         )
         request = explore_request(bench, stored, probe_request, windows)
-        plain = [cell for cell in request.cells if not cell.compile]
-        assert request.predict is not None
-        max_sizes = {
-            kind: request.predict(kind)["max"] for kind in {cell.kind for cell in plain}
-        }
-        cells = [
-            cell
-            for cell in plain
-            if cell.micro_batch_size <= (max_sizes[cell.kind] or cell.micro_batch_size)
-        ]
-        request = replace(request, cells=tuple(cells))
+        request = replace(request, configurations=_fitting(request))
         return _read_all(
             bench,
             request,
+            case.settings,
             place / "reports" / case.settings.name / "grid",
-            rounds,
-            most_rounds,
+            rounds=rounds,
+            most_rounds=most_rounds,
         )
+
+
+def _fitting(request: ExploreRequest) -> tuple[Configuration, ...]:
+    """Return the configurations that are not compiled, and predicted to fit."""
+    assert request.predictor is not None
+    settings = request.settings
+    plain = [
+        configuration
+        for configuration in request.configurations
+        if not settings.starts_slowly(configuration)
+    ]
+    kinds = {without_size(settings, configuration) for configuration in plain}
+    largest_sizes = {
+        kind: request.predictor.predict(kind).largest_size for kind in kinds
+    }
+    fitting = []
+    for configuration in plain:
+        size = int(configuration[settings.size.name])
+        largest_size = largest_sizes[without_size(settings, configuration)]
+        if largest_size is None or size <= largest_size:
+            fitting.append(configuration)
+    return tuple(fitting)
 
 
 def _read_all(
     bench: Session,
     request: ExploreRequest,
+    model: ModelSettings,
     trial_log: Path,
+    *,
     rounds: int,
     most_rounds: int,
 ) -> Grid:
-    training, starting = request.training, request.cells[0]
-    grid = Grid(
-        model=training.subject.config.model.name,
-        starting=starting,
-        window_s=training.request.window_s,
-    )
+    starting = request.configurations[0]
+    grid = Grid(model=model.name, starting=starting, window_s=request.windows.window_s)
     taken: dict[Configuration, list[float]] = {}
-    site = bench.fingerprint(training.subject.config.model)
+    site = bench.fingerprint(model)
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(trial_log, site, lambda *_: None, expected_trials=0)
         numbers = itertools.count()
         for turn in range(most_rounds):
-            candidates = request.cells if turn < rounds else grid.may_be_best()
+            candidates = request.configurations if turn < rounds else grid.may_be_best()
             others = [cell for cell in candidates if cell != starting]
             for group in groups(others, turn):
                 number = next(numbers)
@@ -303,19 +314,18 @@ def _read_group(
     taken: dict[Configuration, list[float]],
 ) -> dict[Configuration, float]:
     rates: dict[Configuration, float] = {}
-    names = [cell.name for cell in cells]
+    names = [request.words(cell) for cell in cells]
+    length = WindowLength(window_s=request.windows.window_s, min_steps=MIN_STEPS)
     for cell in cells if number % 2 == 0 else reversed(cells):
-        config = request.config_of(cell)
-        trial = training_trial(request.training, config, number, names, cached=True)
-        outcome = runner.run(
-            replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}),
-            cell.name,
+        trial = request.windows.trial(
+            cell, length, round_number=number, interleaved_with=names
         )
+        outcome = runner.run(trial, request.words(cell))
         if isinstance(outcome, Measured):
-            rates[cell] = request.rate_of(cell, WindowFigures.of(outcome))
+            rates[cell] = request.windows.read(cell, outcome).units_per_s
             taken.setdefault(cell, []).append(runner.finished[-1].seconds)
     if not all(map(math.isfinite, rates.values())) or cells[0] not in rates:
-        raise ValueError(f"group {number} could not be read: {cells[0].name}")
+        raise ValueError(f"group {number} could not be read: {names[0]}")
     return rates
 
 

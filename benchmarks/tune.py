@@ -26,11 +26,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.evidence.explore import Configuration
 from autotune.machine.host import SystemHost
-from autotune.search.history import ExploreRequest
-from autotune.search.measure import Exploration, confirm
+from autotune.search.configuration import Configuration
+from autotune.search.decide.discrete_space import values_in
+from autotune.search.measure import Exploration
+from autotune.search.request import ExploreRequest
+from autotune.search.verification import confirm
+from autotune.search.windows import StepWindows
+from autotune.subjects.mlm.settings import (
+    ROUNDING_SETTINGS,
+    LayoutFacts,
+    MlmSettings,
+    choice_words,
+)
 from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.subject import MICRO_BATCH_SIZE, Setting
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
@@ -44,6 +54,7 @@ from testbed.corpora import real_lengths, write_corpus
 from testbed.fakes import FakeClock, FakeMachine
 from testbed.programs import run_program
 from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.manifest import SpecialIds
 
 REPLAYS = 40
@@ -167,10 +178,10 @@ def replay(grid: Grid, seed: int) -> Replay:
     best = max(means.values())
     return Replay(
         seed=seed,
-        chosen=chosen.name,
+        chosen=choice_words(chosen),
         of_best_share=math.exp(means[chosen] - best),
         to_unexplored=math.exp(means[chosen] - means[grid.starting]),
-        trials_share=(len(search.known.tried) - 1) / len(means),
+        trials_share=(len(search.state.tried) - 1) / len(means),
     )
 
 
@@ -181,7 +192,7 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
 
     def simulate(trial: Trial) -> Outcome:
         config = trial.config
-        cell = Configuration.of(config)
+        cell = Configuration.of({name: config[name] for name in grid.starting})
         short = trial.measured["min_steps"] == 1
         # A recorded ratio deviates by what both of its windows do, so all of it is the
         # cell's.
@@ -242,22 +253,53 @@ def _request(grid: Grid) -> ExploreRequest:
         window_s=grid.window_s,
         trial_timeout_s=600.0,
     )
+    config = TrainConfig(model=model)
     subject = MlmSubject(
-        config=TrainConfig(model=model),
+        config=config,
         vocab_size=100,
         special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
     )
-    training = windows_of_trainer(subject, request, limits)
-    # Global batches of which every micro-batch is useful in full: the recorded rates
-    # have it in them already.
-    multiple = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))
-    rows = {cell.layout: multiple for cell in grid.ratios}
+    settings = _settings(grid, config)
+    others = (cell for cell in grid.ratios if cell != grid.starting)
     return ExploreRequest(
-        training=training,
-        cells=(grid.starting, *(cell for cell in grid.ratios if cell != grid.starting)),
-        global_batch_size=rows,
-        non_padding_shares=dict.fromkeys(rows),
-        most_trials=60,
+        settings=settings,
+        configurations=(grid.starting, *others),
+        windows=StepWindows(
+            settings=settings, windows=windows_of_trainer(subject, request, limits)
+        ),
+        budget_s=60 * MINUTES,
+        trial_timeout_s=600.0,
+    )
+
+
+def _settings(grid: Grid, config: TrainConfig) -> MlmSettings:
+    """Return the settings of a grid's space.
+
+    Every micro-batch is useful in full, and windows count their own tokens: the
+    recorded rates have both in them already.
+    """
+    values = values_in((grid.starting, *grid.ratios))
+    sizes = values.pop(MICRO_BATCH_SIZE)
+    layout = LayoutFacts(
+        statistics=SequenceStatistics(
+            mean_non_padding_tokens=1.0, mean_samples=1.0, max_mean_samples=1.0
+        ),
+        global_batch_size=math.lcm(*sizes),
+        seq_length_tokens=1,
+        is_trimmed=False,
+        counts_own_tokens=True,
+    )
+    return MlmSettings(
+        config=config,
+        settings=tuple(
+            Setting(
+                name=name,
+                values=tuple(values_of_setting),
+                changes_rounding=name in ROUNDING_SETTINGS,
+            )
+            for name, values_of_setting in values.items()
+        ),
+        layouts={str(name): layout for name in values["layout"]},
     )
 
 

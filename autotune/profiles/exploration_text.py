@@ -9,31 +9,39 @@ from autotune.base.wording import format_ratio, format_windows
 from autotune.evidence.explore import ExploreEvidence
 
 
-def exploration_text(found: ExploreEvidence) -> str:
+def exploration_text(explore: ExploreEvidence) -> str:
     """Return the result of a search and its reasons, for the console."""
-    return console_text((bulleted(exploration_lines(found)),))
+    return console_text((bulleted(exploration_lines(explore)),))
 
 
-def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
+def exploration_lines(explore: ExploreEvidence) -> Iterator[str]:
     """Yield a line each on the result, its confidence, and the trials behind it."""
-    yield f"configuration of the step: {found.choice}"
-    if found.candidate != found.starting:
-        times = format_windows(found.ratio, format_ratio)
-        ratio = f"{times} times the non-padding tokens/s"
-        known = [
-            row.predicted_ratio
-            for row in found.rows
-            if row.settings == found.candidate and row.predicted_ratio
-        ]
-        predicted = f" (predicted: {format_ratio(known[0])})" if known else ""
-        yield f"{found.candidate.name} has {ratio} of {found.starting.name}{predicted}"
-    if found.equal_loss is not None:
-        yield f"loss: {found.equal_loss}"
-    looked = f", {found.pruned} of them in one short window" if found.pruned else ""
+    yield f"configuration of the step: {explore.choice}"
+    if explore.candidate != explore.starting:
+        yield _comparison(explore)
+    if explore.equal_loss is not None:
+        yield f"loss: {explore.equal_loss}"
+    pruned = ""
+    if explore.pruned:
+        pruned = f", {explore.pruned} of them in one short window"
     yield (
-        f"tried {format_count(found.trials)} of"
-        f" {format_count(found.configurations - 1)} other configurations{looked};"
-        f" {format_count(found.windows)} windows in {format_seconds(found.seconds)}"
+        f"tried {format_count(explore.trials)} of"
+        f" {format_count(explore.configurations - 1)} other configurations{pruned};"
+        f" {format_count(explore.windows)} windows in"
+        f" {format_seconds(explore.seconds)}"
     )
-    yield f"reason to stop: {found.stopped_because}"
-    yield from (f"not searched: {one}" for one in found.left_out)
+    yield f"reason to stop: {explore.stopped_because}"
+    yield from (f"not searched: {reason}" for reason in explore.left_out)
+
+
+def _comparison(explore: ExploreEvidence) -> str:
+    """Return the candidate's ratio to the starting configuration, as a sentence."""
+    ratio = format_windows(explore.ratio, format_ratio)
+    row = explore.candidate_row
+    predicted = ""
+    if row is not None and row.predicted_ratio is not None:
+        predicted = f" (predicted: {format_ratio(row.predicted_ratio)})"
+    return (
+        f"{explore.candidate.name} has {ratio} times the non-padding tokens/s of"
+        f" {explore.starting.name}{predicted}"
+    )

@@ -1,64 +1,98 @@
-"""Search of a training step's settings for non-padding tokens/s.
+"""Search of a training step's settings for throughput.
 
-Settings are searched jointly, guided by a Gaussian process. In recorded grids this
-search finds on average 99.7 % of the best rate, and at least 91 %, after 20 % of the
-configurations; Optuna's TPE 99.3 and 98.5 %, and at least 78 %, after 30 % (40 searches
-of each).
+The search is an Optuna study, by ask and tell: each proposal is one trial, and our
+sampler makes it. In recorded grids this search finds on average 99.7 % of the best
+rate, and at least 91 %, after 20 % of the configurations; Optuna's TPE 99.3 and 98.5 %,
+and at least 78 %, after 30 % (40 searches of each).
 
 Every configuration keeps the global batch, and is first measured in a short window next
 to the starting configuration. Windows use cached batches, as DataLoader workers are
 tuned later.
 """
 
-import bisect
-import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from autotune.base.interval import Interval
-from autotune.base.window_statistics import paired_ratio
-from autotune.evidence.explore import Configuration, ExploredRow, ExploreEvidence
-from autotune.search.decide import expected_improvement
-from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
-from autotune.trials.decide.equal_loss import (
-    CHECK_WARM_UP_STEPS,
-    LOSS_STEPS,
-    LossVerdict,
-    check_loss,
+from autotune.search.configuration import Configuration
+from autotune.search.decide.configuration_space import without_size
+from autotune.search.decide.discrete_space import values_in
+from autotune.search.decide.effects_model import Evaluation
+from autotune.search.decide.search_state import (
+    LEAST_IMPROVEMENT,
+    RatedWindow,
+    SearchState,
 )
-from autotune.trials.job_figures import WindowFigures
+from autotune.search.request import (
+    ExploreRequest,
+    StepPrediction,
+    StepPredictor,
+)
+from autotune.search.windows import StepWindow, WindowLength
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
+from autotune.trials.study import (
+    PositiveIntegers,
+    TuningStudy,
+    Values,
+    distributions_of,
+    gpu_attributes,
+    open_study,
+)
 from autotune.trials.values import Trial
-from autotune.workers.windows import training_trial
+from autotune.workers.gpu_figures import mean_gpu_use
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+    from autotune.search.sampler import PairwiseEffectsSampler
 
 TOGETHER = 3
 """Number of configurations that are proposed at once and share one window of the
 starting configuration."""
-SHORT_PART = 0.25
+SHORT_SHARE = 0.25
 """Length of a short window, as a share of a full one."""
+SHORT_MIN_STEPS, FULL_MIN_STEPS = 1, 2
+"""Fewest optimizer steps of a short and of a full window."""
 PRUNE_SIGMAS = 2.0
 """Standard deviations below the best at which a short window excludes a
 configuration."""
 LEAST_TRIALS = 12
+"""Number of configurations that are tried before the search may stop for want of
+gain."""
 VISIBLE_SHARE = 0.1
 """Smallest difference that a dozen interleaved windows can resolve, as a share of a
 window's noise."""
-COMPILING_S = 60.0
-"""Extra seconds assumed for a window with compiled layers until one is measured: a
-minute on a CPU, less on GPUs."""
+SLOW_START_S = 60.0
+"""Extra seconds assumed for a window that starts slowly until one is measured: to
+compile takes a minute on a CPU, less on GPUs."""
 LEAST_S = 0.001
 """Fewest seconds that a window counts as: trial logs keep no more digits."""
+VERIFICATION_SHARE = 0.5
+"""Share of the time budget that is left for verification."""
 
-FINALISTS = 6
-"""Largest number of configurations that are verified against the starting
-configuration."""
-FIRST_VERIFYING, MOST_VERIFYING = 4, 12
-UNKNOWN = Interval(value=1.0, low=None, high=None)
-"""Ratio of a configuration that did not run or was not measured."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredWindow:
+    """A window of a round that ran."""
+
+    rated: RatedWindow
+    """Throughput, and its ratio to the starting configuration."""
+    window: StepWindow
+
+
+@dataclass(slots=True, kw_only=True)
+class _Proposal:
+    """A configuration to measure, with its trial in the study."""
+
+    trial: "optuna.Trial"
+    configuration: Configuration
+    short: MeasuredWindow | None = None
+    full: MeasuredWindow | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,44 +101,88 @@ class Exploration:
 
     request: ExploreRequest
     runner: TrialRunner
-    reading: Rounds = field(init=False)
-    known: SearchState = field(init=False)
+    timer: Rounds = field(init=False)
+    """Measures rounds, and counts windows and their seconds."""
+    state: SearchState = field(init=False)
+    study: TuningStudy = field(init=False)
+    sampler: "PairwiseEffectsSampler" = field(init=False)
     rounds: int = 0
-    taken_s: dict[bool, list[float]] = field(
+    """Number of rounds that began."""
+    window_seconds: dict[bool, list[float]] = field(
         default_factory=lambda: {False: [], True: []}
     )
-    """Seconds of windows, start-up included, without and with compiled layers."""
-    predicted: dict[Configuration, int | None] = field(default_factory=dict)
-    """Predicted largest micro-batch, by kind; None if it cannot be predicted."""
+    """Seconds of windows, start-up included; under True of those that start slowly."""
+    largest_sizes: dict[Configuration, int | None] = field(default_factory=dict)
+    """Predicted largest size, by kind; None if it cannot be predicted."""
     predicting_s: float = 0.0
     """Seconds of these predictions, those from the trial log included."""
     stopped_because: str = ""
+    _unfit: list[Configuration] = field(default_factory=list)
+    """Configurations that were predicted not to fit, but are not in the study yet."""
 
     def __post_init__(self) -> None:
-        self.reading = Rounds(runner=self.runner)
-        self.known = SearchState(cells=self.request.cells)
+        # Imported when used, because Optuna is slow to import.
+        from autotune.search.sampler import PairwiseEffectsSampler
+
+        request = self.request
+        self.timer = Rounds(runner=self.runner)
+        self.state = SearchState(
+            settings=request.settings, all_configurations=request.configurations
+        )
+        self.sampler = PairwiseEffectsSampler(
+            space=distributions_of(self.values),
+            candidates=request.configurations,
+            is_possible=self._may_propose,
+            seconds_of=self._affordable_s,
+            predicted_ratio_of=self.state.predicted_ratio,
+            reference=self.starting,
+            evaluations_of=window_ratios,
+            startup_trials=0,
+        )
+        self.study = open_study(
+            request.study_name,
+            file=request.study_file,
+            sampler=self.sampler,
+            unit=request.settings.size.unit,
+        )
 
     @property
     def starting(self) -> Configuration:
         """Starting configuration, which is the profile's."""
-        return self.known.starting
+        return self.state.starting
+
+    @property
+    def values(self) -> dict[str, Values]:
+        """Values of each parameter of the study."""
+        size_name = self.request.settings.size.name
+        values: dict[str, Values] = {**values_in(self.request.configurations)}
+        sizes = [
+            int(configuration[size_name])
+            for configuration in self.request.configurations
+        ]
+        values[size_name] = PositiveIntegers(least=1, most=max(sizes))
+        return values
 
     def run(self) -> None:
         """Search until there is a reason to stop; verification follows separately."""
-        while not (why := self._over()):
-            asked: list[Configuration] = []
-            while len(asked) < TOGETHER and (cell := self.propose(asked)) is not None:
-                asked.append(cell)
-            if not asked:
-                why = self._over() or "no remaining configuration fits the time left"
-                break
-            self._round(asked)
-        self.stopped_because = why
+        try:
+            reason = self._reason_to_stop()
+            while not reason:
+                proposals = self._ask()
+                if not proposals:
+                    reason = "no remaining configuration fits the time left"
+                    reason = self._reason_to_stop() or reason
+                    break
+                self._measure_proposals(proposals)
+                reason = self._reason_to_stop()
+        finally:
+            self.study.fail_running()
+        self.stopped_because = reason
 
-    def _over(self) -> str:
+    def _reason_to_stop(self) -> str:
         """Return the reason to stop; empty while the search continues."""
-        tried = len(self.known.tried) - 1
-        if len(self.known.cells) < 2:
+        tried = len(self.state.tried) - 1
+        if len(self.state.remaining) < 2:
             return "no other configuration fits or runs"
         if tried >= self.request.most_trials:
             return f"the limit of {tried} configurations was reached"
@@ -112,408 +190,318 @@ class Exploration:
             return (
                 "half of the time budget was used; the other half is for verification"
             )
-        if tried < min(LEAST_TRIALS, len(self.known.cells) - 1):
+        if tried < min(LEAST_TRIALS, len(self.state.remaining) - 1):
             return ""
-        found = self.known.believed()
-        gain = float(expected_improvement(found, self.known.best_mean(found)).max())
-        if gain < max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma):
+        gain = self.state.largest_improvement
+        visible_gain = VISIBLE_SHARE * self.state.predictions.noise_sigma
+        if gain < max(LEAST_IMPROVEMENT, visible_gain):
             return (
                 f"the largest expected improvement, {math.expm1(gain):.1%}, is below"
                 " the noise"
             )
         return ""
 
-    def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """Return the next configuration by expected gain and time.
+    def _ask(self) -> list[_Proposal]:
+        """Return the next configurations to measure, at most ``TOGETHER``."""
+        proposals: list[_Proposal] = []
+        while (
+            len(proposals) < TOGETHER
+            and self.sampler.propose(self.study.study) is not None
+        ):
+            trial = self.study.ask(self.values)
+            configuration = Configuration.of(
+                {name: trial.params[name] for name in self.starting}
+            )
+            proposals.append(_Proposal(trial=trial, configuration=configuration))
+        self._tell_unfit()
+        return proposals
 
-        Those in ``pending`` are assumed to perform as predicted.
+    def _tell_unfit(self) -> None:
+        """Put configurations that were predicted not to fit into the study."""
+        for configuration in self._unfit:
+            trial = self.study.ask(self.values, configuration)
+            attributes = {"outcome": "predicted not to fit"}
+            self.study.tell(trial, state="failed", attributes=attributes)
+        self._unfit.clear()
 
-        Returns:
-            The configuration, or None if none is left.
-        """
-        ranked = self._by_worth(pending)
-        while ranked:
-            cell, predictions = ranked.pop(0), len(self.known.predicted_s)
-            if (
-                cell in pending
-                or cell == self.starting
-                or self._takes_s(cell) > self._searching_s_left()
-            ):
-                continue
-            if not (fits := cell in self.known.tried or self._fits(cell)):
-                self.known.rule_out(cell)
-            if len(self.known.predicted_s) > predictions:  # which may change the order
-                ranked = self._by_worth(pending)
-            elif fits:
-                return cell
-        return None
+    def _may_propose(self, configuration: Mapping[str, object]) -> bool:
+        """Return whether a configuration of the request may be proposed."""
+        assert isinstance(configuration, Configuration)
+        if configuration == self.starting:
+            return False
+        if configuration not in self.state.remaining:
+            return False
+        if configuration in self.state.tried or self._fits(configuration):
+            return True
+        self._unfit.append(configuration)
+        self.state.exclude_from_size(configuration)
+        return False
 
-    def _by_worth(self, pending: Sequence[Configuration]) -> list[Configuration]:
-        """Return all configurations by expected gain and time, the best first."""
-        found = self.known.believed(pending)
-        gains = expected_improvement(found, self.known.best_mean(found))
-        # Gain per root of the seconds, after Snoek et al., NeurIPS 2012, section 3.2:
-        # compiling takes a minute.
-        worth = {
-            cell: gain / self._takes_s(cell) ** 0.5
-            for cell, gain in zip(self.known.cells, gains, strict=True)
-        }
-        return sorted(worth, key=lambda one: -worth[one])
+    def _affordable_s(self, configuration: Mapping[str, object]) -> float:
+        """Return the expected seconds of a window; infinite if no time is left."""
+        assert isinstance(configuration, Configuration)
+        seconds = self.expected_s(configuration)
+        return seconds if seconds <= self._searching_s_left() else math.inf
 
-    def _takes_s(self, cell: Configuration) -> float:
-        """Return the expected seconds of a window.
+    def expected_s(self, configuration: Configuration) -> float:
+        """Return the expected seconds of a window: the median of those so far."""
+        usual_s = statistics.median(self.window_seconds[False] or [1.0])
+        if self.request.settings.starts_slowly(configuration):
+            slow_s = self.window_seconds[True] or [usual_s + SLOW_START_S]
+            usual_s = statistics.median(slow_s)
+        return max(LEAST_S, usual_s)
 
-        It is the median of those so far, compiled or not.
-        """
-        plain = statistics.median(self.taken_s[False] or [1.0])
-        compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
-        return max(LEAST_S, compiled if cell.compile else plain)
+    def _fits(self, configuration: Configuration) -> bool:
+        """Return whether a configuration is predicted to fit."""
+        predictor = self.request.predictor
+        if predictor is None:
+            return True
+        kind = without_size(self.request.settings, configuration)
+        if kind not in self.largest_sizes:
+            self._predict(kind, predictor)
+        largest_size = self.largest_sizes[kind]
+        size = int(configuration[self.request.settings.size.name])
+        return largest_size is None or size <= largest_size
 
-    def _fits(self, cell: Configuration) -> bool:
-        """Return whether a configuration is predicted to fit.
+    def _predict(self, kind: Configuration, predictor: StepPredictor) -> None:
+        """Predict a kind.
 
         Predictions are logged, so that a resumed search decides the same.
         """
-        if (predict := self.request.predict) is None:
-            return True
-        if (kind := cell.kind) not in self.predicted:
-            asked = {
-                "predicted": self.request.config_of(kind).model_dump(mode="json"),
-                **self.request.predicted_for,
-            }
-            trial = Trial(
-                job="trace",
-                measured=asked,
-                timeout_s=self.request.training.request.trial_timeout_s,
+        trial = Trial(
+            job="trace",
+            measured={"predicted": dict(kind), **predictor.defined_by},
+            timeout_s=self.request.trial_timeout_s,
+        )
+        outcome = self.runner.run(
+            trial,
+            f"memory prediction, {self.request.words(kind)}",
+            measure_by=lambda _: _prediction_outcome(predictor.predict(kind)),
+        )
+        assert isinstance(outcome, Measured)
+        self.largest_sizes[kind] = outcome.figures["max"]
+        self.predicting_s += self.runner.finished[-1].seconds
+        step_s_by_size = outcome.figures.get("step_s")
+        if step_s_by_size:
+            # Predicted ratios are to the starting configuration's seconds.
+            self._fits(self.starting)
+            size_name = self.request.settings.size.name
+            self.state.predict(
+                {
+                    kind.but({size_name: int(size)}): seconds
+                    for size, seconds in step_s_by_size.items()
+                }
             )
-            label = f"memory prediction, {kind.name}"
-            found = self.runner.run(
-                trial, label, measure_by=lambda _: Measured(figures=dict(predict(kind)))
-            )
-            assert isinstance(found, Measured)
-            self.predicted[kind] = found.figures["max"]
-            self.predicting_s += self.runner.finished[-1].seconds
-            if seconds := found.figures.get("step_s"):
-                self._fits(self.starting)  # predicted ratios are to its seconds
-                self.known.predict(
-                    {
-                        kind.but(micro_batch_size=int(size)): one
-                        for size, one in seconds.items()
-                    }
-                )
-        most = self.predicted[kind]
-        return most is None or cell.micro_batch_size <= most
 
     @property
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
-        return (
-            self.request.training.request.budget_s
-            - self.reading.seconds
-            - self.predicting_s
-        )
+        return self.request.budget_s - self.timer.seconds - self.predicting_s
 
     def _searching_s_left(self) -> float:
-        return self.left_s - self.request.training.request.budget_s / 2
+        return self.left_s - VERIFICATION_SHARE * self.request.budget_s
 
-    def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
-        """Return the most promising configurations that ran.
-
-        There are as many as there is time to verify, without ``rejected`` arithmetics.
-        """
-        known, least_s = self.known, self._takes_s(self.starting)
-        ran = [
-            cell
-            for cell, one in known.tried.items()
-            if one.best and cell in known.cells and cell != self.starting
-        ]
-        every = known.may_be_fastest(
-            [cell for cell in ran if cell.arithmetic not in rejected]
-        )[:FINALISTS]
-        rounds_s = [
-            FIRST_VERIFYING * (least_s + some)
-            for some in itertools.accumulate(map(self._takes_s, every))
-        ]
-        return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
-
-    def _round(self, asked: Sequence[Configuration]) -> None:
-        """Measure short windows of new configurations.
+    def _measure_proposals(self, proposals: Sequence[_Proposal]) -> None:
+        """Measure short windows of new configurations, and tell the study all results.
 
         Full windows follow of all that remain promising.
         """
-        fresh = [cell for cell in asked if cell not in self.known.tried]
-        looked = self.read(fresh, short=True)
-        going_on = [cell for cell in asked if cell not in fresh]
-        for cell in (cell for cell in fresh if cell in looked):
-            # Too far below the best for a full window to make up.
-            found = self.known.believed()
-            allowed = max(
-                PRUNE_SIGMAS * found.noise_sigma * (1 + SHORT_PART**-0.5),
-                LEAST_IMPROVEMENT,
-            )
-            if (
-                self.known.tried[cell].short[-1][1]
-                < self.known.best_mean(found) - allowed
-            ):
-                self.known.tried[cell].outcome = "pruned"
+        starting_trial = None
+        if not self.rounds:
+            starting_trial = self.study.ask(self.values, self.starting)
+        fresh = {
+            proposal.configuration
+            for proposal in proposals
+            if proposal.configuration not in self.state.tried
+        }
+        short_windows = self.measure(
+            [
+                proposal.configuration
+                for proposal in proposals
+                if proposal.configuration in fresh
+            ],
+            short=True,
+        )
+        # Those that were measured before come first.
+        promising = [
+            proposal.configuration
+            for proposal in proposals
+            if proposal.configuration not in fresh
+        ]
+        for proposal in proposals:
+            proposal.short = short_windows.get(proposal.configuration)
+            if proposal.short is None:
+                continue
+            if self._is_promising(proposal.short):
+                promising.append(proposal.configuration)
             else:
-                going_on.append(cell)
-        for cell in self.read(going_on):
-            self.known.tried[cell].outcome = "ran"
+                self.state.tried[proposal.configuration].outcome = "pruned"
+        full_windows = self.measure(promising)
+        for proposal in proposals:
+            proposal.full = full_windows.get(proposal.configuration)
+            self._tell(proposal)
+        if starting_trial is not None:
+            self._tell_starting(starting_trial)
 
-    def read(
+    def _is_promising(self, short: MeasuredWindow) -> bool:
+        """Return whether a full window may make up for a short one's distance."""
+        allowed = max(
+            PRUNE_SIGMAS * self.state.predictions.noise_sigma * (1 + SHORT_SHARE**-0.5),
+            LEAST_IMPROVEMENT,
+        )
+        return short.rated.log_ratio >= self.state.best_mean - allowed
+
+    def _tell(self, proposal: _Proposal) -> None:
+        """Tell the study the result of a proposal."""
+        result = self.state.tried[proposal.configuration]
+        attributes = self.attributes(
+            proposal.configuration,
+            full=[window for window in (proposal.full,) if window is not None],
+            short=[window for window in (proposal.short,) if window is not None],
+        )
+        if proposal.full is not None:
+            rate = proposal.full.rated.units_per_s
+            self.study.tell(proposal.trial, rate, attributes=attributes)
+        elif proposal.short is not None and result.outcome == "pruned":
+            rate = proposal.short.rated.units_per_s
+            self.study.tell(proposal.trial, rate, state="pruned", attributes=attributes)
+        else:
+            self.study.tell(proposal.trial, state="failed", attributes=attributes)
+
+    def _tell_starting(self, trial: "optuna.Trial") -> None:
+        """Tell the study the first windows of the starting configuration."""
+        windows = self.state.tried[self.starting].best
+        rate = statistics.median(window.units_per_s for window in windows)
+        attributes = {"windows": len(windows), "outcome": "starting configuration"}
+        self.study.tell(trial, rate, attributes=attributes)
+
+    def attributes(
         self,
-        cells: Sequence[Configuration],
+        configuration: Configuration,
+        *,
+        full: Sequence[MeasuredWindow] = (),
+        short: Sequence[MeasuredWindow] = (),
+    ) -> dict[str, object]:
+        """Return the attributes of a configuration's trial.
+
+        Args:
+            configuration: The configuration.
+            full: Full windows of the trial.
+            short: Short windows of the trial.
+        """
+        windows = full or short
+        ratios = [math.exp(window.rated.log_ratio) for window in windows]
+        figures = [window.window.figures for window in windows]
+        waits = [window_figures.data_wait_share for window_figures in figures]
+        return {
+            "configuration": self.request.words(configuration),
+            "outcome": self.state.tried[configuration].outcome,
+            "windows": len(full) + len(short),
+            "ratio_to_starting": statistics.median(ratios) if ratios else None,
+            "predicted_ratio": self.state.predicted_ratio(configuration),
+            "data_wait_share": statistics.fmean(waits) if waits else None,
+            **gpu_attributes(mean_gpu_use(figures)),
+            "full_window_ratios": [math.exp(window.rated.log_ratio) for window in full],
+            "short_window_ratios": [
+                math.exp(window.rated.log_ratio) for window in short
+            ],
+        }
+
+    def measure(
+        self,
+        configurations: Sequence[Configuration],
         *,
         short: bool = False,
         starting_last: bool = False,
-    ) -> Mapping[Configuration, float]:
-        """Measure a window of each and the starting configuration.
+    ) -> dict[Configuration, MeasuredWindow]:
+        """Measure a window of each and of the starting configuration.
+
+        Args:
+            configurations: Configurations of the round; if there are none, nothing is
+                measured.
+            short: True for short windows.
+            starting_last: True if the starting configuration comes last in rounds that
+                run forwards.
 
         Returns:
-            The non-padding tokens/s of those that ran.
+            The windows that ran, the starting configuration's among them.
         """
-        if not cells:
+        if not configurations:
             return {}
-        every = [*cells, self.starting] if starting_last else [self.starting, *cells]
-        number, names, training = (
-            self.rounds,
-            [cell.name for cell in every],
-            self.request.training,
-        )
+        in_order = [self.starting, *configurations]
+        if starting_last:
+            in_order = [*configurations, self.starting]
+        number = self.rounds
         self.rounds += 1
-        what = "short window" if short else f"round {number + 1}"
-        length = (
-            {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1}
-            if short
-            else {"min_steps": 2}
+        outcomes = self.timer.measure_round(
+            number, self._round_trials(in_order, number, short=short), self._check
         )
-        windows = {
-            cell: training_trial(
-                training,
-                self.request.config_of(cell),
-                number,
-                names,
-                cached=True,
-                **length,
+        step_windows = {
+            configuration: self.request.windows.read(configuration, outcome)
+            for configuration, outcome in outcomes.items()
+            if isinstance(outcome, Measured)
+        }
+        rated = self.state.note(
+            {
+                configuration: window.units_per_s
+                for configuration, window in step_windows.items()
+            },
+            short=short,
+        )
+        for configuration in configurations:
+            if configuration not in step_windows:
+                self.state.note_failure(configuration, outcomes[configuration])
+        return {
+            configuration: MeasuredWindow(
+                rated=rated[configuration], window=step_windows[configuration]
             )
-            for cell in every
-        }
-        trials = {
-            cell: (window, f"{cell.name} ({what})") for cell, window in windows.items()
+            for configuration in step_windows
         }
 
-        def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
-            self.taken_s[cell.compile].append(seconds)
-            if cell == self.starting:
-                self.runner.require_measured("the starting configuration", outcome)
-
-        outcomes = self.reading.measure_round(number, trials, check)
-        ran = {
-            cell: WindowFigures.of(one)
-            for cell, one in outcomes.items()
-            if isinstance(one, Measured)
-        }
-        rates = {
-            cell: self.request.rate_of(cell, figures) for cell, figures in ran.items()
-        }
-        self.known.note(rates, short=short)
-        for cell in cells:
-            if cell not in rates:
-                self.known.failed(cell, outcomes[cell])
-        return rates
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmedChoice:
-    """Result of a search."""
-
-    candidate: Configuration
-    """Most promising configuration; the starting configuration if nothing is better."""
-    ratio: Interval
-    """Ratio of the candidate to the starting configuration, with 98 % bounds that hold
-    for all finalists together."""
-    equal_loss: str | None
-    adopted: bool
-    rejected: str | None = None
-    passed_over: Configuration | None = None
-    """Faster configuration that was rejected for the reason in ``equal_loss``."""
-
-
-def confirm(search: Exploration) -> ConfirmedChoice:
-    """Return the fastest finalist.
-
-    If the loss check rejects it, it is the fastest one with another arithmetic.
-    """
-    found = first = confirm_one_of(search.finalists(), search)
-    rejected: list[str] = []
-    while found.rejected is not None and (not rejected or search.left_s > 0):
-        rejected.append(found.candidate.arithmetic)
-        found = confirm_one_of(search.finalists(rejected), search)
-    if found is first or not found.adopted:
-        return first
-    return replace(found, equal_loss=first.equal_loss, passed_over=first.candidate)
-
-
-def confirm_one_of(
-    finalists: Sequence[Configuration], search: Exploration
-) -> ConfirmedChoice:
-    """Find the fastest configuration, and verify that it is faster.
-
-    If it rounds differently, its loss is checked.
-    """
-    starting = search.starting
-    if not finalists:
-        return ConfirmedChoice(
-            candidate=starting, ratio=UNKNOWN, equal_loss=None, adopted=False
-        )
-    candidate, ratio = _race(finalists, search)
-    faster = ratio.low is not None and ratio.low > 1.0
-    found = ConfirmedChoice(
-        candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster
-    )
-    if not faster or candidate.arithmetic == starting.arithmetic:
-        return found
-    loss = _check_loss(candidate, search)
-    return replace(
-        found,
-        equal_loss=loss.message,
-        adopted=loss.equal,
-        rejected=None if loss.equal else loss.message,
-    )
-
-
-def _race(
-    finalists: Sequence[Configuration], search: Exploration
-) -> tuple[Configuration, Interval]:
-    """Measure interleaved windows of all finalists.
-
-    Each that is no longer expected to be the fastest is dropped. The race ends when the
-    last one is verified to be faster, when none remains, or when time or rounds run
-    out.
-
-    All windows decide which one remains. Its ratio uses these rounds alone, because
-    chance in earlier ones selected it, and its bounds hold for every finalist, because
-    chance in these rounds affects which one remains.
-    """
-    left = list(finalists)
-    pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}
-    for turn in itertools.count(1):
-        rates = search.read(left, starting_last=True)
-        ran = [cell for cell in left if cell in rates and cell in search.known.cells]
-        for cell in set(left) & set(rates):
-            pairs[cell].append((rates[cell], rates[search.starting]))
-        if not ran:
-            return left[0], UNKNOWN
-        left = search.known.may_be_fastest(ran)
-        leader = left[0] if left else ran[0]
-        ratio = paired_ratio(pairs[leader], candidates=len(finalists))
-        proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
-        if (
-            not left
-            or turn >= MOST_VERIFYING
-            or (turn >= FIRST_VERIFYING and (search.left_s <= 0 or proven))
-        ):
-            break
-    return leader, ratio
-
-
-def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
-    """Compare the losses of both ways to compute at the starting micro-batch size."""
-    starting = search.starting
-    rounding = (
-        "precision",
-        "attention",
-        "float8",
-        "fused_cross_entropy",
-        "compile_mode",
-    )
-    other = starting.but(**{name: getattr(candidate, name) for name in rounding})
-    cells = {
-        cell.arithmetic: cell
-        for cell in (starting, other if other.possible else other.but(compile=True))
-    }
-
-    def train(name: str) -> Outcome:
-        label = f"loss check, {name}"
-        config = search.request.config_of(cells[name]).model_copy(
-            update={"warmup_steps": CHECK_WARM_UP_STEPS}
-        )
-        trial = training_trial(
-            search.request.training,
-            config,
-            0,
-            [label],
-            cached=True,
-            window_s=0.0,
-            min_steps=LOSS_STEPS,
-            losses=True,
-        )
-        return search.reading.measure_window(trial, label)
-
-    return check_loss((starting.arithmetic, candidate.arithmetic), train)
-
-
-def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
-    """Return the profile's evidence of a search."""
-    before = search.starting
-    others = [one for cell, one in search.known.tried.items() if cell != before]
-    explored = []
-    for cell, one in search.known.tried.items():
-        rates, logs = (
-            [rate for rate, _ in one.best],
-            [log for _, log in one.best if cell != before],
-        )
-        explored.append(
-            ExploredRow(
-                settings=cell,
-                windows=len(one.full) + len(one.short),
-                outcome=one.outcome,
-                tokens_per_s=statistics.median(rates) if rates else None,
-                ratio_to_starting=math.exp(statistics.median(logs)) if logs else None,
-                predicted_ratio=(
-                    None if cell == before else search.known.predicted_ratio(cell)
-                ),
+    def _round_trials(
+        self, in_order: Sequence[Configuration], number: int, *, short: bool
+    ) -> dict[Configuration, tuple[Trial, str]]:
+        """Return the trials of a round with their labels."""
+        windows = self.request.windows
+        round_words = f"round {number + 1}"
+        length = WindowLength(window_s=windows.window_s, min_steps=FULL_MIN_STEPS)
+        if short:
+            round_words = "short window"
+            length = WindowLength(
+                window_s=windows.window_s * SHORT_SHARE, min_steps=SHORT_MIN_STEPS
             )
-        )
-    return ExploreEvidence(
-        configurations=len({*search.known.cells, *search.known.tried}),
-        trials=len(others),
-        pruned=sum(one.outcome == "pruned" for one in others),
-        starting=before,
-        chosen=found.candidate if found.adopted else before,
-        candidate=found.candidate,
-        adopted=found.adopted,
-        equal_loss=found.equal_loss,
-        ratio_to_starting=found.ratio.value,
-        ratio_low=found.ratio.low,
-        ratio_high=found.ratio.high,
-        choice=_choice(search, found),
-        stopped_because=search.stopped_because,
-        left_out=[*search.request.left_out, *search.known.left_out.values()],
-        rows=explored,
-        **search.reading.totals,
-    )
+        names = [self.request.words(configuration) for configuration in in_order]
+        trials = {}
+        for configuration, name in zip(in_order, names, strict=True):
+            trial = windows.trial(
+                configuration, length, round_number=number, interleaved_with=names
+            )
+            trials[configuration] = (trial, f"{name} ({round_words})")
+        return trials
+
+    def _check(
+        self, configuration: Configuration, outcome: Outcome, seconds: float
+    ) -> None:
+        """Note the seconds of a window; the starting configuration must run."""
+        starts_slowly = self.request.settings.starts_slowly(configuration)
+        self.window_seconds[starts_slowly].append(seconds)
+        if configuration == self.starting:
+            self.runner.require_measured("the starting configuration", outcome)
 
 
-def _choice(search: Exploration, found: ConfirmedChoice) -> str:
-    starting, candidate = search.starting, found.candidate.name
-    if found.candidate == starting:
-        return (
-            f"{starting.name} (starting configuration): no configuration is expected to"
-            " be faster"
-        )
-    if found.adopted:
-        more = (
-            f"; {found.passed_over.name} was rejected: {found.equal_loss}"
-            if found.passed_over
-            else ""
-        )
-        return f"{candidate}: verified to be faster than {starting.name}{more}"
-    if (outcome := search.known.tried[found.candidate].outcome) != "ran":
-        why = f"the verification of {candidate} failed ({outcome})"
-    elif found.rejected is not None:
-        why = f"{candidate} is faster, but was rejected: {found.rejected}"
-    else:
-        why = f"{candidate} was not verified to be faster"
-    return f"{starting.name} (starting configuration): {why}"
+def window_ratios(trial: "FrozenTrial") -> Iterator[Evaluation]:
+    """Yield the ratios of a trial's windows to the starting configuration."""
+    for ratio in trial.user_attrs.get("full_window_ratios", ()):
+        yield Evaluation(value=ratio)
+    for ratio in trial.user_attrs.get("short_window_ratios", ()):
+        yield Evaluation(value=ratio, short=True)
+
+
+def _prediction_outcome(prediction: StepPrediction) -> Measured:
+    """Return a prediction as the outcome of a trial."""
+    figures: dict[str, object] = {"max": prediction.largest_size}
+    if prediction.step_s_by_size:
+        figures["step_s"] = {
+            str(size): seconds for size, seconds in prediction.step_s_by_size.items()
+        }
+    return Measured(figures=figures)

@@ -2,15 +2,16 @@
 
 from autotune.base.document import Block, Missing, bulleted, table_of
 from autotune.base.units import format_count
+from autotune.evidence.explore import ExploredRow, ExploreEvidence
 from autotune.profiles.exploration_text import exploration_lines
 from autotune.profiles.reported_profile import ReportedProfile
 
 
-def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
+def exploration_section(profile: ReportedProfile) -> tuple[Block, ...]:
     """Return the search's result and trials, the fastest first, failed ones last."""
-    found = one.profile.evidence.explore
-    if found is None:
-        command = f"autotune tune --model {one.name} --data DIR --explore"
+    explore = profile.profile.evidence.explore
+    if explore is None:
+        command = f"autotune tune --model {profile.name} --data DIR --explore"
         return (
             Missing(
                 subject="Joint search of the step's settings",
@@ -18,36 +19,41 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
                 commands=(command,),
             ),
         )
-    predicted = (
-        "predicted ratio",
-        "r",
-        lambda row: None if (one := row.predicted_ratio) is None else f"{one:.3f}",
-    )
+    columns = [
+        ("configuration", "l", lambda row: row.name),
+        ("windows", "r", lambda row: str(row.windows)),
+        ("tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
+        ("ratio", "r", lambda row: _ratio(row.ratio_to_starting)),
+    ]
+    if any(row.predicted_ratio for row in explore.rows):
+        columns.append(
+            ("predicted ratio", "r", lambda row: _ratio(row.predicted_ratio))
+        )
+    columns.append(("outcome", "l", _outcome))
     table = table_of(
         "Configurations that were tried; tokens/s exclude padding, ratios are to the"
         " starting one in the same round",
-        sorted(
-            found.rows,
-            key=lambda row: (
-                -(row.ratio_to_starting or (row.settings == found.starting))
-            ),
-        ),
-        ("configuration", "l", lambda row: row.settings.name),
-        ("windows", "r", lambda row: str(row.windows)),
-        ("tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
-        (
-            "ratio",
-            "r",
-            lambda row: (
-                None if (one := row.ratio_to_starting) is None else f"{one:.3f}"
-            ),
-        ),
-        *([predicted] if any(row.predicted_ratio for row in found.rows) else []),
-        (
-            "outcome",
-            "l",
-            lambda row: "completed" if row.outcome == "ran" else row.outcome,
-        ),
+        _fastest_first(explore),
+        *columns,
         long=True,
     )
-    return (bulleted(exploration_lines(found)), table)
+    return (bulleted(exploration_lines(explore)), table)
+
+
+def _fastest_first(explore: ExploreEvidence) -> list[ExploredRow]:
+    """Return the rows by their ratio; that of the starting configuration is 1."""
+
+    def ratio(row: ExploredRow) -> float:
+        if row.settings == explore.starting.settings:
+            return 1.0
+        return row.ratio_to_starting or 0.0
+
+    return sorted(explore.rows, key=ratio, reverse=True)
+
+
+def _ratio(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.3f}"
+
+
+def _outcome(row: ExploredRow) -> str:
+    return "completed" if row.outcome == "ran" else row.outcome

@@ -35,3 +35,5 @@ class SweepRequest:
     budget_ends_s: float | None = None
     """Deadline in seconds since 1970, after which no window is likely to end: a longer
     one does not start. None means that there is no deadline."""
+    study_file: Path | None = None
+    """File to which the phase writes its Optuna study; None for no file."""

@@ -18,7 +18,11 @@ from autotune.evidence.advice import (
     StepPart,
 )
 from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
-from autotune.evidence.explore import Configuration, ExploredRow, ExploreEvidence
+from autotune.evidence.explore import (
+    ExploredConfiguration,
+    ExploredRow,
+    ExploreEvidence,
+)
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.network import (
     ComputeEvidence,
@@ -40,6 +44,7 @@ from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.profiles.approval_record import Approval, ApprovalRecord
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.values import ReportedRun
+from autotune.subjects.mlm.settings import choice_words
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
 from testbed.examples.checkpoints import exit_of, header_of
@@ -163,36 +168,25 @@ def _probe(note: str) -> ProbeEvidence:
 
 
 def _explore(note: str) -> ExploreEvidence:
-    starting = Configuration(
-        precision="bf16",
-        attention="auto",
-        activation_checkpointing="none",
-        compile=False,
-        layout="packed",
-        micro_batch_size=64,
-    )
-    compiled = starting.model_copy(update={"compile": True})
+    starting = _explored()
+    compiled = _explored(compile=True)
     tried = (
         (starting, None, 18, "ran"),
         (compiled, 1.012, 9, "ran"),
-        (starting.model_copy(update={"layout": "bucketed"}), 0.91, 2, "ran"),
-        (
-            starting.model_copy(update={"activation_checkpointing": "full"}),
-            0.72,
-            1,
-            "pruned",
-        ),
-        (compiled.model_copy(update={"attention": "sdpa"}), None, 0, f"crashed{note}"),
+        (_explored(layout="bucketed"), 0.91, 2, "ran"),
+        (_explored(activation_checkpointing="full"), 0.72, 1, "pruned"),
+        (_explored(compile=True, attention="sdpa"), None, 0, f"crashed{note}"),
     )
     rows = [
         ExploredRow(
-            settings=settings,
+            name=configuration.name,
+            settings=configuration.settings,
             windows=windows,
             ratio_to_starting=ratio,
             outcome=outcome,
             tokens_per_s=None if not windows else 2 * PER_RANK_TOKENS * (ratio or 1.0),
         )
-        for settings, ratio, windows, outcome in tried
+        for configuration, ratio, windows, outcome in tried
     ]
     return ExploreEvidence(
         configurations=108,
@@ -215,6 +209,20 @@ def _explore(note: str) -> ExploreEvidence:
         rows=rows,
         seconds=412.5,
     )
+
+
+def _explored(**changes: object) -> ExploredConfiguration:
+    """Return a configuration of the search."""
+    choice = {
+        "precision": "bf16",
+        "attention": "auto",
+        "activation_checkpointing": "none",
+        "compile": False,
+        "layout": "packed",
+        "micro_batch_size": 64,
+    }
+    choice |= changes
+    return ExploredConfiguration(name=choice_words(choice), settings=choice)
 
 
 def _point(rows: int) -> CurvePoint:

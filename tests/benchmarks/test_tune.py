@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.evidence.explore import Configuration
+from autotune.search.configuration import Configuration
+from autotune.subjects.mlm.settings import choice_words
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
 from benchmarks.grid import GRID, Grid, groups, read_grids
 from benchmarks.tune import Overhead, Replay, make_bars, replay
@@ -23,13 +24,15 @@ def cell(
     layout="packed",
     micro_batch_size=8,
 ) -> Configuration:
-    return Configuration(
-        precision=precision,
-        attention="auto",
-        activation_checkpointing=activation_checkpointing,
-        compile=False,
-        layout=layout,
-        micro_batch_size=micro_batch_size,
+    return Configuration.of(
+        {
+            "precision": precision,
+            "attention": "auto",
+            "activation_checkpointing": activation_checkpointing,
+            "compile": False,
+            "layout": layout,
+            "micro_batch_size": micro_batch_size,
+        }
     )
 
 
@@ -45,9 +48,7 @@ OVERHEAD = Overhead(seconds=100.0, seconds_in_children=97.0)
 
 
 def worth(configuration: Configuration) -> float:
-    return math.prod(
-        WORTH.get(value, 1.0) for value in configuration.model_dump().values()
-    )
+    return math.prod(WORTH.get(value, 1.0) for value in configuration.values())
 
 
 def recorded(seed: int = 0, worth=worth) -> Grid:
@@ -125,14 +126,14 @@ def test_replay_finds_the_best_configuration():
     assert min(replay_result.of_best_share for replay_result in replays) > 0.95
     assert min(replay_result.to_unexplored for replay_result in replays) > 1.2
     assert max(replay_result.trials_share for replay_result in replays) <= 0.7
-    assert BEST.name in {replay_result.chosen for replay_result in replays}
+    assert choice_words(BEST) in {replay_result.chosen for replay_result in replays}
     replays = replay(
         recorded(
             worth=lambda configuration: 1.0 if configuration == UNEXPLORED else 0.8
         ),
         0,
     )
-    assert (replays.chosen, replays.to_unexplored) == (UNEXPLORED.name, 1.0)
+    assert (replays.chosen, replays.to_unexplored) == (choice_words(UNEXPLORED), 1.0)
 
 
 def test_worst_model_counts():

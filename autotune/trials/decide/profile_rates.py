@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autotune.evidence.explore import ExploredRow
 from autotune.evidence.profile import Profile, fill_share
 from autotune.trials.decide.plausibility import (
     GpuRate,
@@ -170,13 +171,19 @@ def _exploration_rates(profile: Profile) -> Iterator[_TokenRate]:
         return
     for row in explore.rows:
         yield _TokenRate(
-            name=row.settings.name,
+            name=row.name,
             tokens_per_s=row.tokens_per_s or 0.0,
             ranks=profile.local_ranks,
-            number_format=matmul_format(
-                row.settings.precision, tf32=profile.train.tf32
-            ),
+            number_format=_explored_format(profile, row),
         )
+
+
+def _explored_format(profile: Profile, row: ExploredRow) -> NumberFormat:
+    """Return the number format of matmuls in a configuration that was explored."""
+    precision = row.settings.get("precision", profile.train.precision)
+    return matmul_format(
+        "bf16" if precision == "bf16" else "fp32", tf32=profile.train.tf32
+    )
 
 
 def _network_rates(profile: Profile) -> Iterator[_TokenRate]:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from autotune.evidence.explore import ExploredConfiguration
+from autotune.subjects.mlm.settings import choice_words
 from testbed.examples.profiles import but
 from testbed.examples.tuning import example_profile
 from tests.autotune.profiles.explanations import explain
@@ -21,9 +23,11 @@ def adopted_profile(**train):
         train: Settings that were edited since.
     """
     explore = EXPLORED.evidence.explore
-    chosen = explore.candidate.model_copy(update={"micro_batch_size": 32})
-    rows = [row for row in explore.rows if row.settings != explore.candidate]
-    chosen_row = {"settings": chosen, "ratio_to_starting": 1.3}
+    settings = explore.candidate.settings | {"micro_batch_size": 32}
+    name = choice_words(settings)
+    chosen = ExploredConfiguration(name=name, settings=settings)
+    rows = [row for row in explore.rows if row.settings != explore.candidate.settings]
+    chosen_row = {"name": name, "settings": settings, "ratio_to_starting": 1.3}
     rows.append(rows[0].model_copy(update=chosen_row))
     adopted = explore.model_copy(
         update={

@@ -5,28 +5,37 @@ import random
 import pytest
 
 from autotune.errors import Undecided
-from autotune.search.decide import knob_space
-from autotune.search.measure import (
+from autotune.search.configuration import Configuration
+from autotune.search.decide.configuration_space import (
+    configuration_space,
+    without_size,
+)
+from autotune.search.explore_evidence import explore_evidence as evidence
+from autotune.search.measure import TOGETHER
+from autotune.search.request import StepPrediction
+from autotune.search.verification import (
+    FEWEST_ROUNDS,
     FINALISTS,
-    FIRST_VERIFYING,
-    MOST_VERIFYING,
-    TOGETHER,
+    MOST_ROUNDS,
     confirm,
-    evidence,
 )
 from autotune.trials.outcomes import Crashed, OutOfMemory
 from testbed.simulators.explorations import (
-    CELLS,
+    CONFIGURATIONS,
     FEW,
-    GLOBAL_ROWS,
-    UNEXPLORED,
+    GLOBAL_BATCH_SIZES,
+    LEVELS,
+    SETTINGS,
+    STARTING,
     additive,
+    configuration_of,
     exploring,
-    knobs_of,
+    is_starting,
+    settings_of,
     worth,
 )
 
-NO_LIMIT = {"max": None}
+NO_LIMIT = StepPrediction(largest_size=None)
 BROKEN = Crashed(detail="broken")
 
 
@@ -52,7 +61,7 @@ def taken(search, confirmed):
     return confirmed.candidate if confirmed.adopted else search.starting
 
 
-def only_in_bf16(knobs):
+def only_in_bf16(choice):
     """Return a rate at which compiling wins with bf16 matmuls only; packing matters."""
     together = {
         (True, "bf16"): 1.8,
@@ -60,24 +69,30 @@ def only_in_bf16(knobs):
         (False, "bf16"): 1.1,
         (False, "fp32"): 1.0,
     }
-    layout = {"packed": 1.0, "bucketed": 0.8, "padded": 0.5}[knobs.layout]
+    layout = {"packed": 1.0, "bucketed": 0.8, "padded": 0.5}[choice["layout"]]
     return (
         1000
         * layout
-        * together[knobs.compile, knobs.precision]
-        * min(1.0, knobs.micro_batch_size / 16)
+        * together[choice["compile"], choice["precision"]]
+        * min(1.0, choice["micro_batch_size"] / 16)
     )
 
 
-def small_is_fast(knobs):
+def small_is_fast(choice):
     """Return a rate that falls with each doubling beyond what the caches hold.
 
     With checkpointing they hold more sequences.
     """
-    holds = 16 if knobs.activation_checkpointing == "full" else 4
-    over = 0.85 ** max(0.0, math.log2(knobs.micro_batch_size / holds))
-    kind = 0.7 if knobs.activation_checkpointing == "full" else 1.0
-    return 1000 * over * kind * knobs.micro_batch_size / (knobs.micro_batch_size + 2)
+    holds = 16 if choice["activation_checkpointing"] == "full" else 4
+    over = 0.85 ** max(0.0, math.log2(choice["micro_batch_size"] / holds))
+    kind = 0.7 if choice["activation_checkpointing"] == "full" else 1.0
+    return (
+        1000
+        * over
+        * kind
+        * choice["micro_batch_size"]
+        / (choice["micro_batch_size"] + 2)
+    )
 
 
 NOTHING_WINS = additive(
@@ -115,21 +130,28 @@ LANDSCAPES = {
 @pytest.mark.parametrize(("name", "seed"), list(itertools.product(LANDSCAPES, (0, 1))))
 def test_finds_nearly_the_best_configuration(tmp_path, name, seed):
     rate = LANDSCAPES[name]
-    search, confirmed = explored(tmp_path, rate, seed=seed, cells=CELLS)
-    assert worth(rate, taken(search, confirmed)) >= 0.97 * max(
-        worth(rate, cell) for cell in CELLS
+    search, confirmed = explored(
+        tmp_path, rate, seed=seed, configurations=CONFIGURATIONS
     )
-    assert len(search.known.tried) - 1 <= 0.35 * len(CELLS)
+    assert worth(rate, taken(search, confirmed)) >= 0.97 * max(
+        worth(rate, cell) for cell in CONFIGURATIONS
+    )
+    assert len(search.state.tried) - 1 <= 0.35 * len(CONFIGURATIONS)
 
 
 @pytest.mark.parametrize(
     ("noise", "seed"), list(itertools.product((0.01, 0.05), (0, 1)))
 )
 def test_keeps_starting_configuration_if_nothing_is_faster(tmp_path, noise, seed):
-    best = UNEXPLORED.but(micro_batch_size=32)
+    best = STARTING.but({"micro_batch_size": 32})
     cells = (best, *(cell for cell in FEW if cell != best))
     search, confirmed = explored(
-        tmp_path, NOTHING_WINS, noise=noise, seed=seed, cells=cells, most_trials=16
+        tmp_path,
+        NOTHING_WINS,
+        noise=noise,
+        seed=seed,
+        configurations=cells,
+        most_trials=16,
     )
     assert worth(NOTHING_WINS, taken(search, confirmed)) >= 0.995 * worth(
         NOTHING_WINS, best
@@ -139,16 +161,16 @@ def test_keeps_starting_configuration_if_nothing_is_faster(tmp_path, noise, seed
 def test_verifies_with_interleaved_windows(tmp_path):
     search, confirmed = explored(tmp_path, LANDSCAPES["padded in bf16"])
     assert search.stopped_because.startswith("the largest expected improvement, 0.")
-    assert len(search.known.tried) < len(FEW)
+    assert len(search.state.tried) < len(FEW)
     assert confirmed.adopted
     assert 1 < confirmed.ratio.low < confirmed.ratio.value < confirmed.ratio.high
     cells = [
-        knobs_of(finished.trial)
+        configuration_of(finished.trial)
         for finished in search.runner.finished
         if not finished.trial.step_arguments.get("losses")
     ]
     first, second = cells[-8:-6]
-    assert {first, second} == {confirmed.candidate, UNEXPLORED}
+    assert {first, second} == {confirmed.candidate, STARTING}
     assert cells[-8:] == [first, second, second, first] * 2
 
 
@@ -163,22 +185,24 @@ def test_finalists_drop_out_for_good(tmp_path):
 
         def note(search, trial, proofs=proofs):
             if search.stopped_because and not trial.step_arguments.get("losses"):
-                proofs.setdefault(trial.measured["round"], []).append(knobs_of(trial))
+                proofs.setdefault(trial.measured["round"], []).append(
+                    configuration_of(trial)
+                )
 
         search, confirmed = explored(
             tmp_path / str(seed), CLOSE, note, noise=0.1, seed=seed
         )
         rounds = list(proofs.values())
         assert all(
-            len(set(cells)) == len(cells) <= 1 + FINALISTS and UNEXPLORED in cells
+            len(set(cells)) == len(cells) <= 1 + FINALISTS and STARTING in cells
             for cells in rounds
         )
         assert all(
             set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds)
         )
         assert all(confirmed.candidate in cells for cells in rounds)
-        assert FIRST_VERIFYING <= len(rounds) <= MOST_VERIFYING
-        assert len(search.known.tried[confirmed.candidate].full) >= len(rounds)
+        assert FEWEST_ROUNDS <= len(rounds) <= MOST_ROUNDS
+        assert len(search.state.tried[confirmed.candidate].full) >= len(rounds)
         several += len(rounds[0]) > len(rounds[-1])
     assert several >= 2
 
@@ -189,34 +213,36 @@ def test_crashed_finalist_leaves_the_others(tmp_path):
     def crash(search, trial):
         if (
             search.stopped_because
-            and knobs_of(trial) != UNEXPLORED
-            and crashed <= {knobs_of(trial)}
+            and configuration_of(trial) != STARTING
+            and crashed <= {configuration_of(trial)}
         ):
-            crashed.add(knobs_of(trial))
+            crashed.add(configuration_of(trial))
             return BROKEN
         return None
 
-    search, confirmed = explored(tmp_path, CLOSE, crash, noise=0.06, seed=3)
+    search, confirmed = explored(tmp_path, CLOSE, crash, noise=0.1, seed=3)
     assert len(crashed) == 1
     assert confirmed.adopted
     assert confirmed.candidate not in crashed
-    assert search.known.tried[crashed.pop()].outcome == "crashed"
+    assert search.state.tried[crashed.pop()].outcome == "crashed"
 
 
 def test_every_window_has_a_starting_one_beside(tmp_path):
-    search, confirmed = explored(tmp_path, LANDSCAPES["compiled"], cells=CELLS)
+    search, confirmed = explored(
+        tmp_path, LANDSCAPES["compiled"], configurations=CONFIGURATIONS
+    )
     for trial in search.runner.machine.trials:
         config = trial.config
         assert trial.measured["cached"]
-        assert config["global_batch_size"] == GLOBAL_ROWS[config["layout"]]
+        assert config["global_batch_size"] == GLOBAL_BATCH_SIZES[config["layout"]]
         assert config["global_batch_tokens"] is None
         assert (
             trial.step_arguments.get("losses")
-            or UNEXPLORED.name in trial.measured["interleaved_with"]
+            or SETTINGS.words(STARTING) in trial.measured["interleaved_with"]
         )
     pruned = {
         cell: result
-        for cell, result in search.known.tried.items()
+        for cell, result in search.state.tried.items()
         if result.outcome == "pruned"
     }
     assert len(pruned) > 3
@@ -226,7 +252,7 @@ def test_every_window_has_a_starting_one_beside(tmp_path):
     of_pruned = [
         trial.measured
         for trial in search.runner.machine.trials
-        if knobs_of(trial) in pruned
+        if configuration_of(trial) in pruned
     ]
     assert {
         (measured["min_steps"], measured["window_s"]) for measured in of_pruned
@@ -235,22 +261,25 @@ def test_every_window_has_a_starting_one_beside(tmp_path):
 
 
 def test_out_of_memory_rules_out_larger_sizes(tmp_path):
-    def too_large(knobs):
-        return knobs.activation_checkpointing == "none" and knobs.micro_batch_size > 16
+    def too_large(choice):
+        return (
+            choice["activation_checkpointing"] == "none"
+            and choice["micro_batch_size"] > 16
+        )
 
     rate = additive({"full": 0.9, "padded": 0.8, "bf16": 0.9})
     search, confirmed = explored(
         tmp_path, rate, failing=fails(too_large, OutOfMemory(detail="refused"))
     )
     refused = {}
-    for cell in map(knobs_of, search.runner.machine.trials):
-        kind = (cell.precision, cell.activation_checkpointing, cell.layout)
-        assert cell.micro_batch_size < refused.get(kind, 1000)
+    for cell in map(configuration_of, search.runner.machine.trials):
+        kind = (cell["precision"], cell["activation_checkpointing"], cell["layout"])
+        assert cell["micro_batch_size"] < refused.get(kind, 1000)
         if too_large(cell):
-            refused[kind] = cell.micro_batch_size
+            refused[kind] = cell["micro_batch_size"]
     assert refused
     assert {
-        result.outcome for cell, result in search.known.tried.items() if too_large(cell)
+        result.outcome for cell, result in search.state.tried.items() if too_large(cell)
     } == {"out of memory"}
     assert worth(rate, taken(search, confirmed)) >= 0.97 * max(
         worth(rate, cell) for cell in FEW if not too_large(cell)
@@ -262,20 +291,25 @@ def test_skips_what_is_predicted_not_to_fit(tmp_path):
     search, _ = explored(
         tmp_path,
         additive({}),
-        predict=lambda kind: asked_kinds.append(kind) or {"max": 8},
+        predict=lambda kind: asked_kinds.append(kind) or StepPrediction(largest_size=8),
     )
     assert {
-        knobs_of(trial).micro_batch_size for trial in search.runner.machine.trials
+        configuration_of(trial)["micro_batch_size"]
+        for trial in search.runner.machine.trials
     } <= {1, 2, 4, 8}
-    assert len(asked_kinds) == len(set(asked_kinds)) <= len({cell.kind for cell in FEW})
-    assert {kind.micro_batch_size for kind in asked_kinds} == {1}
+    assert (
+        len(asked_kinds)
+        == len(set(asked_kinds))
+        <= len({without_size(SETTINGS, cell) for cell in FEW})
+    )
+    assert {kind["micro_batch_size"] for kind in asked_kinds} == {1}
     again = explored(
         tmp_path,
         additive({}),
         predict=lambda kind: pytest.fail("it is in the trial log"),
     )[0]
-    assert (again.predicted, again.predicting_s) == (
-        search.predicted,
+    assert (again.largest_sizes, again.predicting_s) == (
+        search.largest_sizes,
         search.predicting_s,
     )
     assert again.runner.machine.trials == []
@@ -285,11 +319,13 @@ def trials_until_found(directory, rate, predicted, seed):
     def predict(kind):
         assert kind not in answers
         steps = {
-            cell.micro_batch_size: 1 / predicted[cell]
+            cell["micro_batch_size"]: 1 / predicted[cell]
             for cell in FEW
-            if cell.kind == kind and cell in predicted
+            if without_size(SETTINGS, cell) == kind and cell in predicted
         }
-        return answers.setdefault(kind, NO_LIMIT | {"step_s": steps})
+        return answers.setdefault(
+            kind, StepPrediction(largest_size=None, step_s_by_size=steps)
+        )
 
     answers = {}
     best = max(worth(rate, cell) for cell in FEW)
@@ -303,7 +339,7 @@ def trials_until_found(directory, rate, predicted, seed):
         predict=predict,
     )
     search.run()
-    tried = [worth(rate, cell) >= 0.97 * best for cell in search.known.tried]
+    tried = [worth(rate, cell) >= 0.97 * best for cell in search.state.tried]
     return tried.index(True) if True in tried else len(FEW), search
 
 
@@ -323,7 +359,7 @@ def test_predicted_speeds_save_trials(tmp_path):
             trials_by_prediction[kind] += trials
     for row in evidence(search, confirm(search)).rows[1:]:
         assert row.predicted_ratio == pytest.approx(
-            near[row.settings] / near[UNEXPLORED]
+            near[Configuration.of(row.settings)] / near[STARTING]
         )
     assert trials_by_prediction["near"] < 0.6 * trials_by_prediction["none"], (
         trials_by_prediction
@@ -336,36 +372,42 @@ def test_predicted_speeds_save_trials(tmp_path):
 def test_crashing_value_is_left_out(tmp_path):
     rate = LANDSCAPES["padded in bf16"]
     search, confirmed = explored(
-        tmp_path, rate, failing=fails(lambda knobs: knobs.compile), cells=CELLS
+        tmp_path,
+        rate,
+        failing=fails(lambda choice: choice["compile"]),
+        configurations=CONFIGURATIONS,
     )
     assert (
         2
         <= len(
             [
                 cell
-                for cell, result in search.known.tried.items()
+                for cell, result in search.state.tried.items()
                 if result.outcome == "crashed"
             ]
         )
         <= 6
     )
-    assert not any(cell.compile for cell in search.known.cells)
+    assert not any(cell["compile"] for cell in search.state.remaining)
     left_out = evidence(search, confirmed).left_out
     assert left_out[0] == "attention: varlen requires a GPU"
     assert "compile true: 2 configurations failed, and none completed" in left_out
     assert worth(rate, taken(search, confirmed)) >= 0.97 * max(
-        worth(rate, cell) for cell in CELLS if not cell.compile
+        worth(rate, cell) for cell in CONFIGURATIONS if not cell["compile"]
     )
 
 
 def test_values_that_crash_only_together_stay(tmp_path):
     failing = fails(
-        lambda knobs: knobs.precision == "bf16" and knobs.layout == "padded"
+        lambda choice: choice["precision"] == "bf16" and choice["layout"] == "padded"
     )
     search, confirmed = explored(
         tmp_path, additive({"bf16": 1.5, "full": 0.8}), failing=failing
     )
-    assert (taken(search, confirmed).precision, taken(search, confirmed).layout) == (
+    assert (
+        taken(search, confirmed)["precision"],
+        taken(search, confirmed)["layout"],
+    ) == (
         "bf16",
         "packed",
     )
@@ -375,7 +417,7 @@ def test_same_precision_needs_no_loss_check(tmp_path):
     search, confirmed = explored(
         tmp_path / "rows", LANDSCAPES["large micro-batches alone"]
     )
-    best = search.known.tried[confirmed.candidate]
+    best = search.state.tried[confirmed.candidate]
     assert (
         best.outcome,
         confirmed.adopted,
@@ -400,7 +442,7 @@ def test_starting_configuration_has_to_run(tmp_path, outcome):
         explored(
             tmp_path,
             additive({}),
-            failing=fails(lambda knobs: knobs == UNEXPLORED, outcome),
+            failing=fails(is_starting, outcome),
         )
     assert outcome.detail in caught.value.message
     assert f"resumes from {tmp_path}" in caught.value.next_step
@@ -408,7 +450,9 @@ def test_starting_configuration_has_to_run(tmp_path, outcome):
 
 def test_candidate_crashing_in_verification_is_rejected(tmp_path):
     crash = fails(
-        lambda search, trial: search.stopped_because and knobs_of(trial) != UNEXPLORED
+        lambda search, trial: (
+            search.stopped_because and configuration_of(trial) != STARTING
+        )
     )
     search, confirmed = explored(tmp_path, LANDSCAPES["padded in bf16"], crash)
     assert (confirmed.adopted, confirmed.ratio.value, confirmed.ratio.low) == (
@@ -421,20 +465,25 @@ def test_candidate_crashing_in_verification_is_rejected(tmp_path):
 
 def test_stops_after_enough_cells(tmp_path):
     search, _ = explored(tmp_path, additive({}), most_trials=6)
-    assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
+    assert 6 <= len(search.state.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("configurations was reached")
 
 
 def test_stops_after_half_of_its_time(tmp_path):
-    uncompiled = tuple(cell for cell in CELLS if not cell.compile)
+    uncompiled = tuple(cell for cell in CONFIGURATIONS if not cell["compile"])
     search, confirmed = explored(
-        tmp_path / "half", additive({}), noise=0.03, cells=uncompiled, minutes=3, seed=1
+        tmp_path / "half",
+        additive({}),
+        noise=0.03,
+        configurations=uncompiled,
+        minutes=3,
+        seed=1,
     )
     assert (
         search.stopped_because
         == "half of the time budget was used; the other half is for verification"
     )
-    assert 90 <= search.reading.seconds <= 180 + 4 * 7
+    assert 90 <= search.timer.seconds <= 180 + 4 * 7
     assert confirmed.adopted
 
 
@@ -444,7 +493,9 @@ def test_verifies_only_what_time_allows(tmp_path, seed):
 
     def note(search, trial):
         if search.stopped_because and not trial.step_arguments.get("losses"):
-            verified.setdefault(trial.measured["round"], set()).add(knobs_of(trial))
+            verified.setdefault(trial.measured["round"], set()).add(
+                configuration_of(trial)
+            )
 
     changes = {
         "noise": 0.1,
@@ -455,26 +506,29 @@ def test_verifies_only_what_time_allows(tmp_path, seed):
     search = exploring(tmp_path, CLOSE, note, **changes)
     search.run()
     confirm(search)
-    assert search.predicting_s == pytest.approx(5 * len(search.predicted), abs=0.01)
+    assert search.predicting_s == pytest.approx(5 * len(search.largest_sizes), abs=0.01)
     assert 2 <= len(next(iter(verified.values()))) <= 1 + 3 < 1 + FINALISTS
-    assert len(verified) >= FIRST_VERIFYING
+    assert len(verified) >= FEWEST_ROUNDS
     assert search.left_s >= -15  # the windows in progress, and two of a loss check
 
 
-COMPILED = (UNEXPLORED, *(cell for cell in CELLS if cell.compile))
+COMPILED = (STARTING, *(cell for cell in CONFIGURATIONS if cell["compile"]))
 
 
 @pytest.mark.parametrize(
     ("changes", "why", "cells"),
     [
-        ({"cells": (UNEXPLORED,)}, "no other configuration fits or runs", 1),
+        ({"configurations": (STARTING,)}, "no other configuration fits or runs", 1),
         (
-            {"cells": FEW, "predict": lambda kind: {"max": 0}},
+            {
+                "configurations": FEW,
+                "predict": lambda kind: StepPrediction(largest_size=0),
+            },
             "no other configuration fits or runs",
             1,
         ),
         (
-            {"cells": COMPILED, "minutes": 1},
+            {"configurations": COMPILED, "minutes": 1},
             "no remaining configuration fits the time left",
             len(COMPILED),
         ),
@@ -489,7 +543,7 @@ def test_reads_no_window_without_time(tmp_path, changes, why, cells):
         confirmed.adopted,
         evidence(search, confirmed).configurations,
     ) == (
-        UNEXPLORED,
+        STARTING,
         False,
         cells,
     )
@@ -521,12 +575,12 @@ def test_resumes_after_any_window(tmp_path, windows):
 
 def test_crashed_configuration_has_another_chance(tmp_path):
     rate = LANDSCAPES["padded in bf16"]
-    failing = fails(lambda knobs: knobs.layout == "padded")
+    failing = fails(lambda choice: choice["layout"] == "padded")
     first = evidence(*explored(tmp_path, rate, failing=failing))
     search, confirmed = explored(tmp_path, rate, failing=failing)
-    assert {knobs_of(trial).layout for trial in search.runner.machine.trials} == {
-        "padded"
-    }
+    assert {
+        configuration_of(trial)["layout"] for trial in search.runner.machine.trials
+    } == {"padded"}
     assert evidence(search, confirmed).choice == first.choice
     search, confirmed = explored(tmp_path, rate)
     first = [
@@ -538,7 +592,7 @@ def test_crashed_configuration_has_another_chance(tmp_path):
     assert len(
         {finished.trial.key for finished in first if not finished.from_trial_log}
     ) == len(names)
-    assert taken(search, confirmed).layout == "padded"
+    assert taken(search, confirmed)["layout"] == "padded"
 
 
 BF16_WINS = additive({"bf16": 1.5, "padded": 0.6, "full": 0.7})
@@ -548,29 +602,34 @@ def bf16_learns_less(precision, step):
     return 3.0 - (0.01 if precision == "fp32" else 0.008) * step
 
 
-def bf16_alone_wins(knobs):
+def bf16_alone_wins(choice):
     kind_factor = (
         1.0
-        if knobs.layout == "packed" and knobs.activation_checkpointing == "none"
+        if choice["layout"] == "packed" and choice["activation_checkpointing"] == "none"
         else 0.7
     )
-    size_factor = 1.0 if knobs.micro_batch_size == UNEXPLORED.micro_batch_size else 0.8
+    size_factor = (
+        1.0 if choice["micro_batch_size"] == STARTING["micro_batch_size"] else 0.8
+    )
     return (
-        1000 * kind_factor * size_factor * (1.5 if knobs.precision == "bf16" else 1.0)
+        1000
+        * kind_factor
+        * size_factor
+        * (1.5 if choice["precision"] == "bf16" else 1.0)
     )
 
 
 def test_equal_loss_allows_another_precision(tmp_path):
     search, confirmed = explored(tmp_path, BF16_WINS)
-    assert (confirmed.adopted, confirmed.candidate.precision) == (True, "bf16")
+    assert (confirmed.adopted, confirmed.candidate["precision"]) == (True, "bf16")
     assert "0.00% apart, within 1%" in confirmed.equal_loss
     fp32, bf16 = checks_of(search)
     assert (fp32["precision"], bf16["precision"]) == ("fp32", "bf16")
     assert fp32 | {"precision": "bf16"} == bf16
-    assert fp32["micro_batch_size"] == UNEXPLORED.micro_batch_size
+    assert fp32["micro_batch_size"] == STARTING["micro_batch_size"]
     kept = evidence(search, confirmed)
     assert kept.configurations == len(FEW)
-    assert kept.trials == len(search.known.tried) - 1 == len(kept.rows) - 1
+    assert kept.trials == len(search.state.tried) - 1 == len(kept.rows) - 1
     assert kept.windows == len(search.runner.finished)
     # Windows of the loss check belong to no row.
     assert sum(row.windows for row in kept.rows) == kept.windows - 2
@@ -580,12 +639,14 @@ def test_equal_loss_allows_another_precision(tmp_path):
         confirmed.ratio.high,
     )
     assert kept.chosen == kept.candidate != kept.starting
-    starting_row = next(row for row in kept.rows if row.settings == kept.starting)
+    starting_row = next(
+        row for row in kept.rows if row.settings == kept.starting.settings
+    )
     assert starting_row.ratio_to_starting is None
     assert (
         starting_row.windows
         == sum(
-            knobs_of(finished.trial) == UNEXPLORED
+            configuration_of(finished.trial) == STARTING
             for finished in search.runner.finished
         )
         - 1
@@ -618,28 +679,28 @@ def test_low_precision_requires_equal_loss(
     tmp_path, knob, levels, checks, words, learns
 ):
     (usual, _), (value, compiled) = checks
-    cells = knob_space(
-        UNEXPLORED,
-        {"precision": ("fp32", "bf16")} | levels,
-        GLOBAL_ROWS,
-        1,
-        lambda knobs: 8,
-    )
+    fixed = {name: values[:1] for name, values in LEVELS.items()}
+    settings = settings_of(fixed | {"precision": ("fp32", "bf16")} | levels)
+    cells = configuration_space(settings, settings.starting, 8)
     assert {
-        (cell.precision, cell.compile) for cell in cells if getattr(cell, knob) == value
+        (cell["precision"], cell["compile"]) for cell in cells if cell[knob] == value
     } == {("bf16", compiled)}
 
     def loss(name, step):
         return 3.0 - 0.01 * step * (learns if value in name else 1.0)
 
     search, confirmed = explored(
-        tmp_path, additive({value: 2.0, "bf16": 1.2}), cells=cells, loss=loss
+        tmp_path,
+        additive({value: 2.0, "bf16": 1.2}),
+        configurations=cells,
+        settings=settings,
+        loss=loss,
     )
     chosen = value if learns == 1.0 else usual
     assert (
         confirmed.adopted,
-        getattr(confirmed.candidate, knob),
-        confirmed.candidate.precision,
+        confirmed.candidate[knob],
+        confirmed.candidate["precision"],
     ) == (True, chosen, "bf16")
     assert words in confirmed.equal_loss
     assert [(config[knob], config["compile"]) for config in checks_of(search)][
@@ -674,9 +735,9 @@ def test_lower_precision_without_equal_loss_is_rejected(
 
 def test_fastest_of_same_precision_is_taken(tmp_path):
     search, confirmed = explored(tmp_path, BF16_WINS, loss=bf16_learns_less)
-    assert (confirmed.adopted, confirmed.candidate.precision) == (True, "fp32")
-    best = max(worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32")
+    assert (confirmed.adopted, confirmed.candidate["precision"]) == (True, "fp32")
+    best = max(worth(BF16_WINS, cell) for cell in FEW if cell["precision"] == "fp32")
     assert worth(BF16_WINS, confirmed.candidate) >= 0.97 * best
     choice = evidence(search, confirmed).choice
-    assert f"verified to be faster than {UNEXPLORED.name}; " in choice
+    assert f"verified to be faster than {SETTINGS.words(STARTING)}; " in choice
     assert f"bf16 was rejected: {confirmed.equal_loss}" in choice

@@ -1,26 +1,29 @@
 import math
 from dataclasses import replace
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from autotune.errors import ProfileRejected
-from autotune.evidence.explore import Configuration
-from autotune.memory.stage import probe_models, requested_config
+from autotune.memory.stage import probe_models
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
 from autotune.search import stage
+from autotune.search.request import StepPrediction
 from autotune.search.stage import explore_request, explore_settings
 from autotune.speed.decide import data_sheet_rates
+from autotune.subjects.mlm.settings import TRIED_VALUES
 from autotune.trials import trial_bench
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
 from autotune.trials.sweep_request import SweepRequest
 from testbed.examples.profiles import but
-from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
+from testbed.fakes import FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
 from tests.autotune.memory.simulated_probes import trace_figures
-from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
+from tests.autotune.tune.benches import bench_on, machine_for, probe_request
 from trainer.config import compilers
-from trainer.config.train_config import ModelSettings, TrainConfig
 
 BF16_WINS = additive(
     {"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8}
@@ -28,7 +31,7 @@ BF16_WINS = additive(
 PROBED_ROWS = 33
 
 
-def nothing_wins(knobs, other_sizes=0.7):
+def nothing_wins(choice, other_sizes=0.7):
     slower = {
         "bf16": 0.6,
         "bucketed": 0.4,
@@ -36,12 +39,21 @@ def nothing_wins(knobs, other_sizes=0.7):
         "full": 0.7,
         "selective": 0.8,
     }
-    cost = math.prod(slower.get(value, 1.0) for value in knobs.model_dump().values())
-    return 1000 * cost * (1.0 if knobs.micro_batch_size == PROBED_ROWS else other_sizes)
+    cost = math.prod(slower.get(value, 1.0) for value in choice.values())
+    size_factor = 1.0 if choice["micro_batch_size"] == PROBED_ROWS else other_sizes
+    return 1000 * cost * size_factor
 
 
-def more_rows_win(knobs):
-    return nothing_wins(knobs, other_sizes=1.0) * knobs.micro_batch_size
+def more_rows_win(choice):
+    return nothing_wins(choice, other_sizes=1.0) * choice["micro_batch_size"]
+
+
+def trained_with(profile):
+    """Return the profile's values of the settings that are searched."""
+    train = profile.train
+    names = [*TRIED_VALUES, "micro_batch_size"]
+    values = {name: getattr(train, name) for name in names}
+    return values | {"compile": train.compiled, "attention": "auto"}
 
 
 class Workbench:
@@ -84,7 +96,7 @@ def make(monkeypatch, tmp_path, patterned_dataset):
         plain = machine_for(rate, clock)
 
         def simulate(trial):
-            config = trial.config
+            config = trial.measured["config"]
             refused = (
                 config["precision"] == precision and config["micro_batch_size"] > above
             )
@@ -110,11 +122,13 @@ def test_faster_settings_are_written(make):
         "packed",
         "none",
     )
-    assert Configuration.of(train) == evidence.chosen
+    assert trained_with(stored.profile) == evidence.chosen.settings
     assert (probe_evidence.explore, probe_evidence.probe.feasible_max) == (evidence, 35)
     assert train.micro_batch_size <= 35
     assert stored.profile.provenance.commands == ["probe", "explore"]
-    steps = [trial.config for trial in work.machine.trials if trial.job == "step"]
+    steps = [
+        trial.measured["config"] for trial in work.machine.trials if trial.job == "step"
+    ]
     # The chosen settings' memory is proven as well.
     assert {config["precision"] for config in steps} == {"bf16"}
     assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
@@ -127,7 +141,7 @@ def test_faster_settings_are_written(make):
 def test_global_batch_stays_the_same(make):
     work = make(additive({"padded": 3.0}))
     stored, exploration = work.explored()
-    assert exploration.chosen.layout == "padded"
+    assert exploration.chosen.settings["layout"] == "padded"
     before = work.before.profile
     after = stored.profile
     assert after.constraints == before.constraints
@@ -145,7 +159,7 @@ def test_settings_must_be_faster_after_probing(make):
     assert exploration.adopted
     assert (train.precision, train.micro_batch_size) == (
         "bf16",
-        exploration.candidate.micro_batch_size,
+        exploration.candidate.settings["micro_batch_size"],
     )
     assert train.micro_batch_size <= 8
     assert exploration.ratio_low > 1
@@ -175,13 +189,17 @@ def test_slower_settings_are_rejected(make, machine, micro_batch_sizes, reason):
     before = work.before.profile
     stored, exploration = work.explored()
     assert not exploration.adopted
-    assert exploration.chosen == exploration.starting == Configuration.of(before.train)
+    assert exploration.chosen == exploration.starting
+    assert exploration.starting.settings == trained_with(before)
     assert (stored.profile.train, stored.profile.evidence.probe) == (
         before.train,
         before.evidence.probe,
     )
-    assert exploration.starting.micro_batch_size == micro_batch_sizes[0]
-    assert micro_batch_sizes[1] in (None, exploration.candidate.micro_batch_size)
+    assert exploration.starting.settings["micro_batch_size"] == micro_batch_sizes[0]
+    assert micro_batch_sizes[1] in (
+        None,
+        exploration.candidate.settings["micro_batch_size"],
+    )
     assert reason in exploration.choice
 
 
@@ -196,222 +214,80 @@ def test_rejects_profile_of_another_model(make):
     assert work.machine.trials == []
 
 
-STRANGE = ModelSettings(name="strange", config={"model_type": "something-new"})
-TINY = TrainConfig(model=SETTINGS, layout="packed")
-NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
-
-
-@pytest.mark.parametrize(
-    ("train", "requested", "device", "compiler", "name", "values", "reason"),
-    [
-        (
-            TINY,
-            {"precision": "fp32"},
-            "cpu",
-            None,
-            "precision",
-            ("fp32",),
-            "you set fp32",
-        ),
-        (
-            TINY,
-            {"layout": "packed"},
-            "cpu",
-            None,
-            "layout",
-            ("packed",),
-            "you set packed",
-        ),
-        (
-            TrainConfig(model=STRANGE, layout="padded"),
-            {},
-            "cpu",
-            None,
-            "layout",
-            ("padded", "bucketed"),
-            "something-new cannot be packed",
-        ),
-        (
-            TINY,
-            {},
-            "cpu",
-            None,
-            "compile",
-            (False,),
-            "no compiler found (g++, c++, clang++)",
-        ),
-        (TINY, {}, "cpu", "g++", "compile", (False, True), None),
-        (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
-        (TINY, {}, "H100", "gcc", "attention", ("auto", "sdpa"), None),
-        (NO_DROPOUT, {}, "A100", "gcc", "attention", ("auto", "sdpa"), None),
-        (NO_DROPOUT, {}, "H100", "gcc", "attention", ("auto", "sdpa", "fa4"), None),
-        (NO_DROPOUT, {}, "H100", "absent", "attention", ("auto", "sdpa"), None),
-        (
-            TINY,
-            {},
-            "A100",
-            "gcc",
-            "compile_mode",
-            ("default", "max-autotune-no-cudagraphs", "reduce-overhead"),
-            None,
-        ),
-        (TINY, {}, "A100", None, "compile_mode", ("default",), None),
-        (TINY, {}, "cpu", "g++", "compile_mode", ("default",), None),
-        (TINY, {}, "H100", "gcc", "float8", ("none", "tensorwise", "rowwise"), None),
-        (TINY, {}, "A100", "gcc", "float8", ("none",), None),
-        (
-            TINY,
-            {},
-            "H100",
-            "absent",
-            "float8",
-            ("none",),
-            "torchao is not installed (pip install '.[fp8]')",
-        ),
-        (TINY, {"float8": "none"}, "H100", "gcc", "float8", ("none",), "you set none"),
-        (TINY, {}, "cpu", "g++", "float8", ("none",), None),
-        (TINY, {}, "H100", "gcc", "fused_norms", (False, True), None),
-        (TINY, {}, "H100", None, "fused_norms", (False,), None),
-        (TINY, {}, "H100", "gcc", "gelu_epilogues", (False, True), None),
-        (TINY, {}, "cpu", "g++", "gelu_epilogues", (False,), None),
-        (TINY, {}, "cpu", "g++", "fused_norms", (False,), None),
-        (
-            TINY,
-            {"fused_norms": False},
-            "H100",
-            "gcc",
-            "fused_norms",
-            (False,),
-            "you set false",
-        ),
-        (TINY, {}, "H100", "gcc", "fused_cross_entropy", (False, True), None),
-        (TINY, {}, "H100", "absent", "fused_cross_entropy", (False,), None),
-        (
-            TINY,
-            {"fused_cross_entropy": False},
-            "H100",
-            "gcc",
-            "fused_cross_entropy",
-            (False,),
-            "you set false",
-        ),
-    ],
-    ids=[
-        "precision set by user",
-        "layout set by user",
-        "model without packing",
-        "no compiler",
-        "compiler",
-        "no varlen on CPU",
-        "dropout on H100",
-        "fa4 needs H100",
-        "fa4 on H100",
-        "fa4 without package",
-        "compile modes",
-        "compile modes without compiler",
-        "compile modes on CPU",
-        "float8 on H100",
-        "float8 needs H100",
-        "float8 without torchao",
-        "float8 set by user",
-        "float8 on CPU",
-        "fused norms",
-        "fused norms without compiler",
-        "GELU epilogues",
-        "GELU epilogues on CPU",
-        "fused norms on CPU",
-        "fused norms set by user",
-        "fused loss",
-        "fused loss without package",
-        "fused loss set by user",
-    ],
-)
-def test_unavailable_choices_are_left_out(
-    make, monkeypatch, train, requested, device, compiler, name, values, reason
-):
-    bench = make().bench
-    monkeypatch.setattr(compilers.shutil, "which", lambda name: compiler)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
-    monkeypatch.setattr(
-        stage, "find_spec", lambda name: compiler if compiler != "absent" else None
-    )
-    monkeypatch.setattr(stage, "has_flash_attention_4", lambda: compiler != "absent")
-    gpus = (
-        ()
-        if device == "cpu"
-        else (replace(GPU_FACTS, compute_capability=(9 if device == "H100" else 8, 0)),)
-    )
-    bench = replace(
-        bench, site=replace(bench.site, device="cuda" if gpus else "cpu", gpus=gpus)
-    )
-    levels, left_out = stage._levels(
-        bench, train, requested_config(train.model, **requested)
-    )
-    assert levels[name] == values
-    assert [entry for entry in left_out if entry.startswith(name)] == (
-        [] if reason is None else [f"{name}: {reason}"]
-    )
-
-
-def test_profile_is_the_first_cell(make):
+def test_profile_is_the_first_configuration(make):
     work = make()
     request = work.request()
-    assert request.cells[0].kind == Configuration.of(work.before.profile.train).kind
-    assert set(request.global_batch_size) == {"packed", "bucketed", "padded"}
-    assert request.global_batch_size["packed"] < request.global_batch_size["padded"]
-    assert request.non_padding_shares["bucketed"] is None
-    assert (
-        0
-        < request.non_padding_shares["padded"]
-        < request.non_padding_shares["packed"]
-        <= 1
-    )
-    assert request.training.request.budget_s == 600.0
-    assert max(cell.micro_batch_size for cell in request.cells) <= 64
+    starting = dict(request.configurations[0])
+    assert starting | {"micro_batch_size": 33} == trained_with(work.before.profile)
+    assert request.budget_s == 600.0
+    sizes = [choice["micro_batch_size"] for choice in request.configurations]
+    assert max(sizes) <= 64
 
 
-def test_predicts_largest_micro_batch_by_kind(make, monkeypatch):
+def test_predicts_largest_micro_batch_by_kind(make):
     work = make()
-    traces = []
-
-    def simulate(trial):
-        traces.append(
-            (
-                trial.config["activation_checkpointing"],
-                trial.config["compile"],
-            )
-        )
-        return Measured(figures=trace_figures(trial))
-
-    work.machine._simulate = simulate
+    traces = trace_all(work)
     request = work.request(traced=True)
-    assert traces == []  # not before a cell is proposed
-    plain = request.cells[0].kind
-    assert request.predict(plain) == {"max": 32}
+    assert traces == []  # not before a configuration is proposed
+    kind = kind_of(request)
+    assert request.predictor.predict(kind) == StepPrediction(largest_size=32)
     assert set(traces) == {("none", False)}  # 300 MB and 20 MB a sequence, in 1 GB
+    request.predictor.predict(kind.but({"compile": True}))
+    assert set(traces) == {("none", False), ("none", True)}
+    assert {trial.job for trial in work.machine.trials} == {"trace"}
+
+
+def test_known_rates_predict_steps(make, monkeypatch):
+    work = make()
+    trace_all(work)
     monkeypatch.setattr(
         stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3")
     )
-    predicting = work.request(traced=True)
-    full = plain.but(activation_checkpointing="full")
-    steps_s = predicting.predict(full)["step_s"]
-    # Of 32 that fit.
-    assert set(steps_s) == {
-        cell.micro_batch_size for cell in request.cells if cell.kind == full
-    } - {33}
-    assert all(seconds > 0 for seconds in steps_s.values())
-    assert (
-        request.predicted_for.get("rates"),
-        "data sheet" in predicting.predicted_for["rates"],
-    ) == (None, True)
-    request.predict(plain.but(compile=True))
-    assert set(traces) == {("none", False), ("none", True), ("full", False)}
-    assert {trial.job for trial in work.machine.trials} == {"trace"}
+    request = work.request(traced=True)
+    kind = kind_of(request).but({"activation_checkpointing": "full"})
+    seconds = request.predictor.predict(kind).step_s_by_size
+    sizes = {
+        choice["micro_batch_size"]
+        for choice in request.configurations
+        if choice.but({"micro_batch_size": 1}) == kind
+    }
+    assert set(seconds) == sizes - {33}  # 32 fit
+    assert all(step_s > 0 for step_s in seconds.values())
+    assert "data sheet" in request.predictor.defined_by["rates"]
 
 
 def test_untraceable_model_has_no_prediction(make):
     work = make()
-    plain = work.request().cells[0].kind
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
-    assert work.request(traced=True).predict(plain) == {"max": None}
-    assert work.request(traced=False).predict is None
+    request = work.request(traced=True)
+    prediction = request.predictor.predict(kind_of(request))
+    assert prediction == StepPrediction(largest_size=None)
+    assert work.request(traced=False).predictor is None
+
+
+def test_search_is_written_as_a_study(make):
+    work = make()
+    file = work.place / "tuning.journal"
+    work.windows = replace(work.windows, study_file=file)
+    _, exploration = work.explored()
+    storage = JournalStorage(JournalFileBackend(str(file)))
+    study = optuna.load_study(study_name="tiny-cpu: explore", storage=storage)
+    tried = {trial.user_attrs["configuration"] for trial in study.trials}
+    assert {row.name for row in exploration.rows} <= tried | {exploration.starting.name}
+
+
+def trace_all(work):
+    """Answer traces, and return the settings of each."""
+    traces = []
+
+    def simulate(trial):
+        config = trial.measured["config"]
+        traces.append((config["activation_checkpointing"], config["compile"]))
+        return Measured(figures=trace_figures(trial))
+
+    work.machine._simulate = simulate
+    return traces
+
+
+def kind_of(request):
+    return request.configurations[0].but({"micro_batch_size": 1})

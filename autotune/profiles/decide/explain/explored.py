@@ -3,7 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from autotune.evidence.advice import EvidenceFigure, figure
-from autotune.evidence.explore import KNOBS, Configuration, ExploredRow, ExploreEvidence
+from autotune.evidence.explore import (
+    ExploredConfiguration,
+    ExploredRow,
+    ExploreEvidence,
+)
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.explain.batch_sizes import (
     explain_micro_batch,
@@ -25,16 +29,16 @@ def explain_explored(profile: Profile, key: str, value: object) -> Explanation |
         command decided it.
     """
     explore = profile.evidence.explore
-    if explore is None or key not in KNOBS:
+    if explore is None or key not in explore.starting.settings:
         return None
     if key == "micro_batch_size" and not _has_decided_size(profile, explore):
         return None
     rows_by_value: dict[object, list[ExploredRow]] = {}
     for row in explore.rows:
-        rows_by_value.setdefault(getattr(row.settings, key), []).append(row)
+        rows_by_value.setdefault(row.settings[key], []).append(row)
     if len(rows_by_value) < 2:
         return None
-    chosen = getattr(explore.chosen, key)
+    chosen = explore.chosen.settings[key]
     origin: Origin = "measured"
     because = f"joint search of the step's settings: {explore.choice}"
     if chosen != value:
@@ -77,7 +81,7 @@ def _figures(
 
 
 def _best_with(
-    value: object, rows: Sequence[ExploredRow], starting: Configuration
+    value: object, rows: Sequence[ExploredRow], starting: ExploredConfiguration
 ) -> str:
     """Return the best configuration with a value of a setting, in words.
 
@@ -91,11 +95,11 @@ def _best_with(
     ratios: dict[str, float] = {}
     for row in rows:
         ratio = row.ratio_to_starting
-        if row.settings == starting:
+        if row.settings == starting.settings:
             # It was not compared with itself.
             ratio = 1.0
         if ratio is not None:
-            ratios[row.settings.name] = ratio
+            ratios[row.name] = ratio
     if not ratios:
         outcomes = dict.fromkeys(row.outcome for row in rows)
         return f"{value_text}: {', '.join(outcomes)}"
