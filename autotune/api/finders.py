@@ -22,7 +22,7 @@ from autotune.errors import AutotuneError
 from autotune.machine.measured_device import DeviceChoice
 from autotune.memory.code_stage import MAX_SIZE, StepProbe, run_probe
 from autotune.profiles.profile_paths import profile_paths
-from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.bench import CodeBench, open_own
 from autotune.subjects.jobs.describe import described_sha256
 from autotune.subjects.jobs.load import named_parameters
 from autotune.subjects.own.subject import (
@@ -30,7 +30,6 @@ from autotune.subjects.own.subject import (
     SIZE,
     WRAPPED,
     OwnCode,
-    Subject,
 )
 from autotune.subjects.subject import Argument
 from autotune.trials.session import open_bench
@@ -141,7 +140,7 @@ def find_batch_size(
         )
     asked = StepProbe(
         measures_throughput=False,
-        code=OwnCode(arguments=dict(arguments or {})),
+        subject=OwnCode(arguments=dict(arguments or {})),
         reports=Path(reports),
         headroom_share=headroom,
         memory_bytes=(
@@ -215,7 +214,7 @@ def find_num_workers(
         choice, code, request.trial_timeout_s, functions if here else None
     ) as bench:
         found, _ = sweep_on(
-            bench, code, request, *profile_paths(None, [code.name], bench.site.name)
+            bench, code, {}, request, *profile_paths(None, [code.name], bench.site.name)
         )
     row = next(one for one in found.rows if one.num_workers == found.chosen)
     settings = found.loader_settings
@@ -242,13 +241,15 @@ def _found(
     Without ``name``, by which another process imports it, it is tried in this process.
     """
     name = name or _importable(function)
-    code = asked.code.model_copy(
-        update={"step_function": name or _label(function), "along": along}
+    code = OwnCode(
+        step_function=name or _label(function),
+        arguments=asked.subject.apply({}),
+        along=along,
     )
     with _opened(
         device, code, asked.trial_timeout_s, None if name else {"step": function}
     ) as bench:
-        probe = replace(asked, code=code)
+        probe = replace(asked, subject=code)
         size, found, runner, _ = run_probe(
             bench, probe, *profile_paths(None, [code.name], bench.site.name)
         )
@@ -281,7 +282,7 @@ def _decorated(
         (_, *_), *given = signature.bind_partial(None, *args).arguments.items()
         fixed = {
             name: value
-            for name, value in asked.code.arguments.items()
+            for name, value in asked.subject.apply({}).items()
             if name not in dict(given)
         }
         options = fixed | kwargs
@@ -298,7 +299,7 @@ def _decorated(
 
         code = OwnCode(arguments=by_name if name else {})
         tried = function if name else functools.update_wrapper(here, function)
-        found = _found(replace(asked, code=code), device, tried, names[0], name)
+        found = _found(replace(asked, subject=code), device, tried, names[0], name)
         return function(found.value, *args, **options)
 
     call.__dict__[WRAPPED] = function
@@ -311,7 +312,7 @@ def _opened(
     code: OwnCode,
     timeout_s: float,
     functions: Mapping[str, Callable[..., Any]] | None,
-) -> Iterator[OwnBench]:
+) -> Iterator[CodeBench]:
     """Open a bench of fresh processes, or of this process.
 
     It is of this process for ``functions`` by role that no other process has.
@@ -336,21 +337,20 @@ def _opened(
             shared=True,
             loading="nothing: trials run here",
         ) as opened:
-            hashes = {
-                f"{role}_sha256": described_sha256(function)
-                for role, function in functions.items()
+            sources = {
+                role: described_sha256(function) for role, function in functions.items()
             }
-            subject = Subject(**code.model_dump() | hashes)
             loader_parameters: frozenset[str] = frozenset()
             if "loader" in functions:
                 loader_parameters = named_parameters(functions["loader"])
-            yield OwnBench(
+            yield CodeBench(
                 site=opened.site,
                 server=opened.server,
                 machine=opened.machine,
                 display=opened.display,
                 load_average_1min=opened.load_average_1min,
-                subject=subject,
+                subject=code,
+                sources=sources,
                 loader_parameters=loader_parameters,
                 directory=Path(),
                 in_this_process=True,

@@ -29,9 +29,9 @@ from autotune.profiles.store import (
     keep_workers,
     write_profile,
 )
-from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.bench import CodeBench, open_own
 from autotune.subjects.code_profile import new_profile
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.subject import Subject
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
@@ -47,7 +47,7 @@ class StepProbe:
     A field that is None takes the default of the machine.
     """
 
-    code: OwnCode
+    subject: Subject
     reports: Path
     memory_bytes: int | None = None
     headroom_share: float = HEADROOM_SHARE
@@ -78,17 +78,17 @@ def probe_own(
             site, probe.memory_bytes, ranks=local_ranks(site, probe.ranks or 1)
         )
 
-    with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
-        (path,) = profile_paths(out, [probe.code.name], bench.site.name)
+    with open_own(choice, probe.subject, probe.trial_timeout_s, check=check) as bench:
+        (path,) = profile_paths(out, [probe.subject.name], bench.site.name)
         size, evidence, runner, budget_bytes = run_probe(
             bench, probe, path, ends_s=ends_s
         )
         profile = new_profile(
             bench,
             runner,
-            probe.code,
+            probe.subject,
             command="probe",
-            settings={probe.code.along: size},
+            settings={probe.subject.size.name: size},
             constraints=Constraints(
                 memory_budget_bytes=budget_bytes, headroom_share=probe.headroom_share
             ),
@@ -100,7 +100,7 @@ def probe_own(
 
 
 def run_probe(
-    bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
+    bench: CodeBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
 ) -> tuple[int, ProbeEvidence, TrialRunner, int]:
     """Find the largest size, with the trial log of the profile at ``path``.
 
@@ -118,12 +118,12 @@ def run_probe(
     per_rank = " per rank" if ranks > 1 else ""
     LOG.info(
         "%s: memory budget %s%s%s",
-        probe.code.words,
+        probe.subject.words,
         format_bytes(budget),
         per_rank,
         left,
     )
-    with bench.display.show(f"probe {probe.code.words}") as update:
+    with bench.display.show(f"probe {probe.subject.words}") as update:
         runner = bench.runner(
             report_directory(path, probe.reports), bench.fingerprint, update, 8
         )
@@ -137,17 +137,18 @@ def run_probe(
 
 
 def size_probe_of(
-    bench: OwnBench, probe: StepProbe, budget_bytes: int, ranks: int
+    bench: CodeBench, probe: StepProbe, budget_bytes: int, ranks: int
 ) -> SizeProbe:
     """Return the search for the largest size of a step of yours, with its limits."""
-    code, site = probe.code, bench.site
-    assert bench.subject.step_sha256 is not None
+    subject, site = probe.subject, bench.site
+    step = subject.step({})
+    assert step is not None, f"{subject.words} has no step"
     trace, overheads = None, None
     if bench.model is not None:
         trace = ModelTraceRequest(
             model=bench.model,
-            arguments=dict(code.arguments),
-            along=code.along,
+            arguments=dict(step.arguments),
+            along=subject.size.name,
             device=site.device,
             directory=str(bench.directory.resolve()),
         )
@@ -158,7 +159,7 @@ def size_probe_of(
             )
     server = bench.server
     return SizeProbe(
-        subject=code,
+        subject=subject,
         device=site.device,
         memory_budget_bytes=budget_bytes,
         max_size=probe.max_size,
@@ -174,7 +175,7 @@ def size_probe_of(
         contents=probe.contents,
         starts_at_most=probe.starts_at_most,
         measures_throughput=probe.measures_throughput,
-        source_sha256=bench.subject.step_sha256,
+        source_sha256=bench.sources["step"],
         directory=str(bench.directory.resolve()),
         in_this_process=bench.in_this_process,
         load_modules=(

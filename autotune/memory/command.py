@@ -238,11 +238,11 @@ def _probe_own_step(
         opt.make_request(
             StepProbe,
             context,
-            code=code,
+            subject=subject,
             headroom_share=context.params["headroom"],
             max_size=max_size,
         )
-        for code in codes
+        for subject in codes
     ]
     job_request = JobRequest(
         name=f"probe-{codes[0].name}",

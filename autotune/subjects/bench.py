@@ -4,7 +4,7 @@ Each trial is a fresh process, forked from one that has imported your code.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,24 @@ from autotune.errors import BadInput, InternalError
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.subjects.jobs.load import import_command
-from autotune.subjects.own.subject import OwnCode, Subject
+from autotune.subjects.subject import Call, Subject
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.session import open_bench
 from autotune.trials.trial_bench import Bench
 from autotune.trials.values import JOB_MODULES, JobName, Trial, TrialRequest
+from trainer.formats.canonical_json import canonical_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnBench(Bench):
+class CodeBench(Bench):
     """A machine that is ready to run trials of your code."""
 
     subject: Subject
+    sources: Mapping[str, str]
+    """SHA-256 of your source by role, ``step`` and ``loader``: of all modules that
+    importing the function imported, outside of the installed packages."""
     directory: Path
     """Directory from which modules are imported; the working directory of all
     trials."""
@@ -45,7 +49,7 @@ class OwnBench(Bench):
         """Fingerprint of this site, with the subject in the place of a model."""
         return fingerprint(
             self.site,
-            self.subject.measured_sha256,
+            measured_sha256(self.subject, self.sources),
             None,
             self.server.versions.get("cuda"),
         )
@@ -67,13 +71,13 @@ class OwnBench(Bench):
 @contextlib.contextmanager
 def open_own(
     choice: DeviceChoice,
-    code: OwnCode,
+    subject: Subject,
     timeout_s: float,
     directory: Path = Path(),
     *,
     shared: bool = False,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
-) -> Iterator[OwnBench]:
+) -> Iterator[CodeBench]:
     """Choose a device, and start the process that trials are forked from.
 
     That process imports your code. If it cannot be forked after that, because importing
@@ -84,10 +88,10 @@ def open_own(
         BadInput: If your code cannot be imported.
     """
     server = ForkServerMachine(
-        preload=_preload(code, timeout_s, directory), start_timeout_s=timeout_s
+        preload=_preload(subject, timeout_s, directory), start_timeout_s=timeout_s
     )
     modules = " and ".join(
-        dict.fromkeys(name.partition(":")[0] for name in code.code().values())
+        dict.fromkeys(name.partition(":")[0] for name in subject.code().values())
     )
     with contextlib.ExitStack() as stack:
         opened = open_bench(
@@ -114,17 +118,13 @@ def open_own(
             raise BadInput(
                 told["error"]["message"], next_step=told["error"]["next_step"]
             )
-        check_arguments(code, told["parameters"])
+        check_arguments(subject, told["parameters"])
         if told["unsafe"] is not None:
             LOG.info(
                 "every trial imports %s again, because %s", modules, told["unsafe"]
             )
-            server.restart(_preload(code, timeout_s, directory, resolved=False))
-        forked, subject = (
-            told["unsafe"] is None,
-            Subject(**code.model_dump() | told["source_sha256"]),
-        )
-        yield OwnBench(
+            server.restart(_preload(subject, timeout_s, directory, resolved=False))
+        yield CodeBench(
             site=bench.site,
             server=bench.server,
             machine=bench.machine,
@@ -133,63 +133,110 @@ def open_own(
             directory=directory,
             loader_parameters=frozenset(told["loader_parameters"]),
             model=told["model"],
-            forked=forked,
+            forked=told["unsafe"] is None,
             subject=subject,
+            sources=told["source_sha256"],
         )
 
 
+def measured_sha256(subject: Subject, sources: Mapping[str, str]) -> str:
+    """Return a hash of the measured code: the step, its arguments and its source.
+
+    It is that of the loader if there is no step.
+
+    Args:
+        subject: The subject.
+        sources: SHA-256 of your source, by role.
+    """
+    role, call = "step", subject.step({})
+    if call is None:
+        role, call = "loader", subject.loader({})
+    assert call is not None, "a subject has a step or a loader"
+    return canonical_sha256(
+        {
+            "kind": subject.kind,
+            "function": call.function,
+            "arguments": dict(call.arguments),
+            "size": subject.size.name,
+            "source": sources.get(role),
+        }
+    )
+
+
 def check_arguments(
-    code: OwnCode, parameters: Mapping[str, Mapping[str, bool] | None]
+    subject: Subject, parameters: Mapping[str, Mapping[str, bool] | None]
 ) -> None:
     """Check the given arguments against each function's ``parameters``.
+
+    Functions that another one wraps are not checked: it decides what they get.
 
     Raises:
         BadInput: If a function requires another argument, or no function takes a given
             one.
     """
-    for role, known in parameters.items():
-        own = code.along if role == "step" else "num_workers"
-        given = {*code.arguments, own, "device"}
-        searched = role == "loader" or code.loader_function is None
+    calls = {"step": subject.step({}), "loader": subject.loader({})}
+    direct = {
+        role: call
+        for role, call in calls.items()
+        if call is not None and call.function == subject.code().get(role)
+    }
+    given_names: set[str] = set()
+    for role, call in direct.items():
+        if role not in parameters:
+            continue
+        known = parameters[role]
+        searched = subject.size.name if role == "step" else "num_workers"
+        given = {*call.arguments, searched, "device"}
+        given_names |= set(call.arguments)
+        is_searched = role == "loader" or calls["loader"] is None
         missing = [
             name
             for name, required in (known or {}).items()
             if required and name not in given
         ]
-        if missing or (searched and known is not None and own not in known):
-            what = (
-                f"{code.code()[role]}({', '.join(known or ())}) is called with"
-                f" {', '.join(sorted(given))}"
-            )
-            lacks = (
-                f"it requires {', '.join(missing)}"
-                if missing
-                else f"it does not take {own}"
-            )
-            named = (
-                "name the size with --along NAME"
-                if role == "step"
-                else "call its first argument num_workers"
-            )
-            next_step = (
-                f"Arguments are given by name: {named}, others with --set NAME=VALUE;"
-                " or give them defaults."
-            )
-            raise BadInput(f"{what}, but {lacks}", next_step=next_step)
-    known_names = [known for known in parameters.values() if known is not None]
-    unused = code.arguments.keys() - set().union(*known_names)
-    if unused and len(known_names) == len(parameters):
-        what = (
-            f"none of {', '.join(code.code().values())} takes"
-            f" {', '.join(sorted(unused))}"
-        )
+        lacks_size = is_searched and known is not None and searched not in known
+        if missing or lacks_size:
+            raise _wrong_arguments(role, call, known or {}, given, missing)
+    known_names = [parameters.get(role) for role in direct]
+    if not known_names or None in known_names:
+        return
+    taken = {name for known in known_names for name in known or ()}
+    unused = given_names - taken
+    if unused and len(direct) == len(parameters):
         raise BadInput(
-            what,
-            next_step=f"They take: {', '.join(sorted(set().union(*known_names)))}.",
+            f"none of {', '.join(subject.code().values())} takes"
+            f" {', '.join(sorted(unused))}",
+            next_step=f"They take: {', '.join(sorted(taken))}.",
         )
 
 
-def _jobs_of(code: OwnCode) -> list[str]:
+def _wrong_arguments(
+    role: str,
+    call: Call,
+    known: Mapping[str, bool],
+    given: set[str],
+    missing: Sequence[str],
+) -> BadInput:
+    """Return the error about a function that is called with other arguments."""
+    named = "call its first argument num_workers"
+    searched = "num_workers"
+    if role == "step":
+        named = "name the size with --along NAME"
+        (searched, *_) = given - {*call.arguments, "device"} or {"the size"}
+    lacks = f"it does not take {searched}"
+    if missing:
+        lacks = f"it requires {', '.join(missing)}"
+    return BadInput(
+        f"{call.function}({', '.join(known)}) is called with"
+        f" {', '.join(sorted(given))}, but {lacks}",
+        next_step=(
+            f"Arguments are given by name: {named}, others with --set NAME=VALUE; or"
+            " give them defaults."
+        ),
+    )
+
+
+def _jobs_of(code: Subject) -> list[str]:
     """Return the modules of the jobs that call functions of the code."""
     jobs: list[JobName] = []
     if code.step({}) is not None:
@@ -199,7 +246,7 @@ def _jobs_of(code: OwnCode) -> list[str]:
     return [JOB_MODULES[job] for job in jobs]
 
 
-def _adapter_modules(code: OwnCode) -> list[str]:
+def _adapter_modules(code: Subject) -> list[str]:
     """Return the modules of functions that wrap yours, to be imported before yours."""
     calls = (code.step({}), code.loader({}))
     functions = {call.function for call in calls if call is not None}
@@ -209,7 +256,7 @@ def _adapter_modules(code: OwnCode) -> list[str]:
 
 
 def _preload(
-    code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True
+    code: Subject, timeout_s: float, directory: Path, *, resolved: bool = True
 ) -> Preload:
     loader = code.loader({})
     options: dict[str, Any] = {

@@ -10,16 +10,16 @@ from autotune.evidence.profile import (
     SubjectTable,
 )
 from autotune.profiles.recorded_trials import trial_log_provenance
-from autotune.subjects.bench import OwnBench
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.bench import CodeBench
+from autotune.subjects.subject import Subject
 from autotune.trials.runner import TrialRunner
 from trainer.formats.events import utc_now
 
 
 def new_profile(
-    bench: OwnBench,
+    bench: CodeBench,
     runner: TrialRunner,
-    code: OwnCode,
+    subject: Subject,
     *,
     command: str,
     settings: dict[str, Argument],
@@ -28,7 +28,7 @@ def new_profile(
 ) -> Profile:
     """Return a profile with the result of one command, not written yet."""
     return Profile(
-        subject=subject_table(code, bench),
+        subject=subject_table(subject, bench),
         settings=settings,
         constraints=constraints,
         fingerprint=bench.fingerprint,
@@ -43,20 +43,17 @@ def new_profile(
     )
 
 
-def subject_table(code: OwnCode, bench: OwnBench) -> SubjectTable:
+def subject_table(subject: Subject, bench: CodeBench) -> SubjectTable:
     """Return your functions, with the source that was measured, for a profile."""
-    sources = {
-        "step": bench.subject.step_sha256,
-        "loader": bench.subject.loader_sha256,
-    }
+    size = subject.size
     return SubjectTable(
-        kind=code.kind,
-        name=code.name,
-        words=code.words,
-        size=code.size.name,
-        noun=code.size.noun,
-        unit=code.size.unit,
-        units_per_size=code.size.units_per_size,
-        table=code.table(),
-        sources={role: sha256 for role, sha256 in sources.items() if sha256},
+        kind=subject.kind,
+        name=subject.name,
+        words=subject.words,
+        size=size.name,
+        noun=size.noun,
+        unit=size.unit,
+        units_per_size=size.units_per_size,
+        table=subject.table(),
+        sources=dict(bench.sources),
     )

@@ -4,7 +4,8 @@ import importlib
 
 from autotune.base.subject_kinds import subject_kinds
 from autotune.errors import BadInput
-from autotune.subjects.subject import Subject
+from autotune.evidence.profile import SubjectTable
+from autotune.subjects.subject import Argument, Subject
 
 
 def subject_class(kind: str) -> type[Subject]:
@@ -29,3 +30,21 @@ def subject_class(kind: str) -> type[Subject]:
             next_step=f"Install or repair its package: python -c 'import {module}'",
         ) from error
     return loaded
+
+
+def merged_subject(stored: SubjectTable, given: Subject) -> Subject:
+    """Return the subject of a profile, with what the command line gives in addition.
+
+    Arguments and functions of the command line come first.
+
+    Raises:
+        BadInput: If the kind of the profile's subject is not known here.
+    """
+    table = given.table()
+    arguments: dict[str, Argument] = {}
+    for source in (stored.table, table):
+        arguments |= dict(source.get("arguments", {}))
+    known = {name: value for name, value in table.items() if value is not None}
+    return subject_class(stored.kind).from_table(
+        {**stored.table, **known, "arguments": arguments}
+    )

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
 from autotune.subjects.registry import subject_class
-from autotune.subjects.subject import MICRO_BATCH_SIZE, Argument
+from autotune.subjects.subject import MICRO_BATCH_SIZE, Argument, Subject
 
 if TYPE_CHECKING:
     from autotune.console.options import OwnOptions
-    from autotune.subjects.own.subject import OwnCode
 
 _FUNCTION = re.compile(r"(?:[\w.]+|.+\.py):[A-Za-z_][\w.]*")
 """``module:function`` or ``path/of/script.py:function``."""
@@ -22,7 +21,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]\w*)")
 
 def requested_subjects(
     options: "OwnOptions", *, loader: str | None = None
-) -> "list[OwnCode]":
+) -> list[Subject]:
     """Return the subject with each combination of the arguments.
 
     Args:
@@ -51,7 +50,7 @@ def requested_subjects(
                 next_step="Write --set seq_length=512",
             )
         values[name] = [_scalar(word) for word in text.split(",")]
-    subject_type: Any = subject_class(options.subject)
+    subject_type = subject_class(options.subject)
     table = {
         "step_function": options.step,
         "loader_function": loader,

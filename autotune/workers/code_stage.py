@@ -1,6 +1,6 @@
 """Sweep of a loader of yours, from request to written profile."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from autotune.base.log import LOG
 from autotune.base.units import format_seconds
 from autotune.errors import BadInput, UsageError
 from autotune.evidence.profile import (
-    Argument,
     Constraints,
     Evidence,
     Profile,
@@ -28,9 +27,10 @@ from autotune.profiles.store import (
     with_functions,
     write_profile,
 )
-from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.bench import CodeBench, open_own
 from autotune.subjects.code_profile import new_profile, subject_table
-from autotune.subjects.own.subject import SIZE, OwnCode
+from autotune.subjects.registry import merged_subject
+from autotune.subjects.subject import Argument, Subject
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import report_directory
@@ -40,9 +40,9 @@ from trainer.formats.events import utc_now
 
 
 def loader_to_sweep(
-    codes: Sequence[OwnCode], profile: Path, request: SweepRequest
-) -> OwnCode:
-    """Return the functions whose loader is swept.
+    subjects: Sequence[Subject], profile: Path, request: SweepRequest
+) -> Subject:
+    """Return the subject whose loader is swept.
 
     A profile of your own code gives its step and its arguments.
 
@@ -51,28 +51,20 @@ def loader_to_sweep(
             than one combination of arguments.
         AutotuneError: If the profile cannot be read.
     """
-    code, *others = codes
+    subject, *others = subjects
     if others:
         raise UsageError(
             "a sweep takes one value of each argument",
             next_step="Run it once for each value of --set.",
         )
     if profile.is_file():
-        subject = read_profile(profile).profile.subject
-        arguments = {**subject.arguments, **code.arguments}
-        update = {
-            "step_function": code.step_function or subject.function("step"),
-            "loader_function": code.loader_function or subject.function("loader"),
-        }
-        code = code.model_copy(
-            update=update | {"along": subject.size, "arguments": arguments}
-        )
-    if code.loader({}) is None:
+        subject = merged_subject(read_profile(profile).profile.subject, subject)
+    if subject.loader({}) is None:
         raise UsageError(
             "--step needs a loader to feed it",
             next_step="Add --loader my_module:build_loader",
         )
-    if request.replayed_step_s is None and code.step_function is None:
+    if request.replayed_step_s is None and subject.step({}) is None:
         raise UsageError(
             "nothing consumes the batches of --loader",
             next_step=(
@@ -80,47 +72,50 @@ def loader_to_sweep(
                 " a step"
             ),
         )
-    return code
+    return subject
 
 
 def sweep_own(
-    choice: DeviceChoice, code: OwnCode, request: SweepRequest, out: Path | None
+    device: DeviceChoice, subject: Subject, request: SweepRequest, out: Path | None
 ) -> WrittenProfile:
     """Find the fewest workers of a loader of yours, and write them into a profile.
 
     Raises:
         ProfileRejected: If ``out`` exists and is of other code, or of another machine.
+        BadInput: If it is not known with which size to measure.
     """
     replayed = request.replayed_step_s is not None
     with open_own(
-        "cpu" if replayed else choice, code, request.trial_timeout_s
+        "cpu" if replayed else device, subject, request.trial_timeout_s
     ) as bench:
-        (path,) = profile_paths(out, [code.name], bench.site.name)
+        (path,) = profile_paths(out, [subject.name], bench.site.name)
         old = _earlier_profile(path, bench, given=out is not None, replayed=replayed)
-        swept = code
+        choice: dict[str, Argument] = {}
         if old is not None:
-            swept, request = _at_probed_size(code, request, old)
+            choice, request = _at_probed_size(subject, request, old)
+        step = subject.step(choice)
+        size = subject.size.name
         if (
-            swept.step_function is not None
+            step is not None
             and request.replayed_step_s is None
-            and swept.along not in swept.arguments
+            and size not in step.arguments
         ):
+            function = subject.code().get("step", subject.words)
             raise BadInput(
-                f"{path} does not say with which {swept.along} to measure"
-                f" {swept.step_function}",
+                f"{path} does not say with which {size} to measure {function}",
                 next_step=(
-                    f"Probe it first: autotune probe --step {swept.step_function}; or"
-                    f" add --set {SIZE}=N"
+                    f"Probe it first: autotune probe --step {function}; or add --set"
+                    f" {size}=N"
                 ),
             )
-        evidence, runner = sweep_on(bench, swept, request, path)
-        profile = _with_sweep(old, bench, runner, code, evidence)
+        evidence, runner = sweep_on(bench, subject, choice, request, path)
+        profile = _with_sweep(old, bench, runner, subject, evidence)
         write_profile(path, profile)
         return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
 
 
 def _earlier_profile(
-    path: Path, bench: OwnBench, *, given: bool, replayed: bool
+    path: Path, bench: CodeBench, *, given: bool, replayed: bool
 ) -> Profile | None:
     """Return the profile that a sweep adds to; None to write a new one.
 
@@ -144,9 +139,9 @@ def _earlier_profile(
 
 def _with_sweep(
     old: Profile | None,
-    bench: OwnBench,
+    bench: CodeBench,
     runner: TrialRunner,
-    code: OwnCode,
+    subject: Subject,
     evidence: WorkersEvidence,
 ) -> Profile:
     """Return the profile with the result of a sweep, and with its loader."""
@@ -155,7 +150,7 @@ def _with_sweep(
         return new_profile(
             bench,
             runner,
-            code,
+            subject,
             command="workers",
             settings=settings,
             constraints=Constraints(),
@@ -171,7 +166,7 @@ def _with_sweep(
             **trial_log_provenance(runner, old.fingerprint, None),
         },
     )
-    loader = subject_table(code, bench)
+    loader = subject_table(subject, bench)
     # The fixed arguments stay those of the probe.
     loader = loader.model_copy(
         update={
@@ -191,19 +186,21 @@ def _with_sweep(
 
 
 def _at_probed_size(
-    code: OwnCode, request: SweepRequest, profile: Profile
-) -> tuple[OwnCode, SweepRequest]:
-    """Return the functions with the size that a profile chose, and the request.
+    subject: Subject, request: SweepRequest, profile: Profile
+) -> tuple[dict[str, Argument], SweepRequest]:
+    """Return the choice of the size that a profile chose, and the request.
 
     A training function is replayed, as it has its own data.
     """
-    probe = profile.evidence.probe
-    size = profile.settings.get(code.along)
-    if not isinstance(size, int) or code.along in code.arguments:
-        return code, request
-    code = code.model_copy(update={"arguments": {**code.arguments, code.along: size}})
+    probe, name = profile.evidence.probe, subject.size.name
+    size = profile.settings.get(name)
+    step = subject.step({})
+    is_fixed = step is not None and name in step.arguments
+    if not isinstance(size, int) or is_fixed:
+        return {}, request
+    choice: dict[str, Argument] = {name: size}
     if probe is None or not probe.trains or request.replayed_step_s is not None:
-        return code, request
+        return choice, request
     largest_steps_s = [
         row.step_s
         for row in probe.sizes
@@ -211,26 +208,30 @@ def _at_probed_size(
     ]
     if not largest_steps_s:
         raise BadInput(
-            f"{code.step_function} is a training loop, and its step was not timed",
+            f"{subject.words} is a training loop, and its step was not timed",
             next_step="Add --step-time T, the duration of its step.",
         )
     replayed_step_s = largest_steps_s[0] * size / probe.feasible_max
     LOG.info(
         "%s is a training loop with its data; a step of %s is replayed",
-        code.step_function,
+        subject.words,
         format_seconds(replayed_step_s),
     )
-    return code, replace(request, replayed_step_s=replayed_step_s)
+    return choice, replace(request, replayed_step_s=replayed_step_s)
 
 
 def sweep_on(
-    bench: OwnBench, code: OwnCode, request: SweepRequest, path: Path
+    bench: CodeBench,
+    subject: Subject,
+    choice: Mapping[str, Argument],
+    request: SweepRequest,
+    path: Path,
 ) -> tuple[WorkersEvidence, TrialRunner]:
     """Find the fewest workers on an open bench.
 
     The trials are in the trial log of the profile at ``path``.
     """
-    loader = code.code().get("loader", code.words)
+    loader = subject.code().get("loader", subject.words)
     with bench.display.show(f"workers {loader}", budget_s=request.budget_s) as update:
         runner = bench.runner(
             report_directory(path, request.reports),
@@ -239,5 +240,5 @@ def sweep_on(
             EXPECTED_TRIALS,
         )
         runner.budget_ends_s = request.budget_ends_s
-        windows = windows_of_code(code, request, bench)
+        windows = windows_of_code(subject, choice, request, bench)
         return sweep_workers(windows, runner, bench.site), runner

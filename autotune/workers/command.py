@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.evidence.probe import ProbeEvidence
     from autotune.machine.measured_device import DeviceChoice
     from autotune.profiles.store import StoredProfile
-    from autotune.subjects.own.subject import OwnCode
+    from autotune.subjects.subject import Subject
     from autotune.trials.sweep_request import SweepRequest
 
 _OPTIONS_OF_OWN_LOADER = frozenset(
@@ -135,7 +135,7 @@ def workers(
 
 def _sweep_own(
     context: typer.Context,
-    code: "OwnCode",
+    subject: "Subject",
     request: "SweepRequest",
     choice: "DeviceChoice",
     job: JobOptions,
@@ -149,9 +149,10 @@ def _sweep_own(
     from autotune.workers.code_stage import sweep_own
     from autotune.workers.sections import own_workers_text
 
+    loader = subject.code().get("loader", subject.words)
     job_request = JobRequest(
-        name=f"workers-{code.name}",
-        purpose=f"Finds the workers that {code.loader_function or code.words} needs.",
+        name=f"workers-{subject.name}",
+        purpose=f"Finds the workers that {loader} needs.",
         expected_minutes=request.budget_s / 60 + 1,
         trial_timeout_s=request.trial_timeout_s,
         ranks=request.local_ranks or 1,
@@ -164,7 +165,7 @@ def _sweep_own(
     sys.stderr.write(
         sweep_time_text("workers", "cpu", request.window_s, request.budget_s)
     )
-    written = sweep_own(choice, code, request, None if out == opt.NOT_GIVEN else out)
+    written = sweep_own(choice, subject, request, None if out == opt.NOT_GIVEN else out)
     if job.as_json:
         print(answer_json(written_answer(written)))
     else:

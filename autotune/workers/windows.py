@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from autotune.machine.measured_device import local_ranks
-from autotune.subjects.bench import OwnBench
+from autotune.subjects.bench import CodeBench
 from autotune.subjects.mlm.subject import MlmSubject
-from autotune.subjects.own.subject import OwnCode
 from autotune.subjects.subject import Argument, Call, Subject
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
@@ -192,12 +191,16 @@ def training_windows(
 
 
 def windows_of_code(
-    code: OwnCode, request: SweepRequest, bench: OwnBench
-) -> SubjectWindows[OwnCode]:
+    subject: Subject,
+    choice: Mapping[str, Argument],
+    request: SweepRequest,
+    bench: CodeBench,
+) -> SubjectWindows[Subject]:
     """Return windows of your code on this machine, with limits of workers.
 
     Args:
-        code: Your functions, with the size at which to measure among their arguments.
+        subject: Your functions.
+        choice: Its settings, with the size at which to measure.
         request: Length of the windows, and their time budget.
         bench: Machine on which trials of your code run.
 
@@ -207,7 +210,9 @@ def windows_of_code(
     ranks = request.local_ranks or 1
     if request.replayed_step_s is None:
         ranks = local_ranks(bench.site, ranks)
-    prefetch_factor = code.arguments.get(
+    loader = subject.loader(choice)
+    assert loader is not None, f"{subject.words} has no loader"
+    prefetch_factor = loader.arguments.get(
         "prefetch_factor", TORCH_DEFAULTS["prefetch_factor"]
     )
     limits = LoaderLimits(
@@ -218,17 +223,16 @@ def windows_of_code(
         prefetch_factor=int(prefetch_factor),
         requested_workers=request.max_workers,
     )
-    source_sha256 = bench.subject.loader_sha256 or bench.subject.step_sha256
-    # The bench has imported one of them.
-    assert source_sha256 is not None
     return SubjectWindows(
-        subject=code,
+        subject=subject,
+        choice=choice,
         request=request,
         device=bench.site.device,
         limits=limits,
         varied=frozenset(TORCH_DEFAULTS) & bench.loader_parameters,
         local=bench.local_inputs(request.trial_timeout_s),
-        source_sha256=source_sha256,
+        # The bench has imported one of them.
+        source_sha256=bench.sources.get("loader") or bench.sources["step"],
     )
 
 

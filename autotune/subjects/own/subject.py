@@ -16,7 +16,6 @@ from autotune.subjects.subject import (
     Setting,
     Size,
 )
-from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.tables import StrictTable, parse_table
 
 SIZE = MICRO_BATCH_SIZE
@@ -174,35 +173,3 @@ class OwnCode(StrictTable):
             **self.arguments,
             **{names.get(name, name): value for name, value in choice.items()},
         }
-
-
-class Subject(OwnCode):
-    """Your functions, by name, with the arguments and the source that were measured."""
-
-    step_sha256: str | None = None
-    """SHA-256 of all your modules that importing the step imported: those outside of
-    the installed packages."""
-    loader_sha256: str | None = None
-
-    @property
-    def measured_sha256(self) -> str:
-        """Hash of the measured code: the step, its source and fixed arguments.
-
-        It is the loader's if there is no step.
-        """
-        if self.step_function is None:
-            return canonical_sha256(
-                {
-                    "loader": self.loader_function,
-                    "source": self.loader_sha256,
-                    "arguments": self.arguments,
-                }
-            )
-        return canonical_sha256(
-            {
-                "step": self.step_function,
-                "source": self.step_sha256,
-                "arguments": self.arguments,
-                "along": self.along,
-            }
-        )

@@ -131,7 +131,7 @@ class Builder:
 def test_tries_unimportable_builder_in_this_process(tmp_path, build):
     result = finders._found(
         StepProbe(
-            code=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4
+            subject=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4
         ),
         "cpu",
         build,

@@ -38,7 +38,6 @@ def sweep(bench, tmp_path):
         if step is not None:
             names["step_function"] = f"{MODULE}:{step}"
         code = OwnCode(**names, arguments={"micro_batch_size": 8, "batch_size": 8})
-        subject = bench.subject.model_copy(update=names)
         request = SweepRequest(
             reports=tmp_path,
             trial_timeout_s=60.0,
@@ -50,10 +49,8 @@ def sweep(bench, tmp_path):
             }
             | changes,
         )
-        opened = replace(
-            bench, subject=subject, loader_parameters=frozenset(parameters)
-        )
-        return sweep_on(opened, code, request, tmp_path / f"{loader}.toml")[0]
+        opened = replace(bench, subject=code, loader_parameters=frozenset(parameters))
+        return sweep_on(opened, code, {}, request, tmp_path / f"{loader}.toml")[0]
 
     return run
 

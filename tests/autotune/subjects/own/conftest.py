@@ -27,10 +27,9 @@ class OwnCodeBench:
             for role, name in functions.items()
             if name
         }
-        hashes = {"step_sha256": "0", "loader_sha256": "0"}
-        return replace(
-            self._bench, subject=self._bench.subject.model_copy(update=names | hashes)
-        ), OwnCode(**names)
+        code = OwnCode(**names)
+        sources = dict.fromkeys(code.code(), "0")
+        return replace(self._bench, subject=code, sources=sources), code
 
     def probe(
         self, name, memory_bytes=MEMORY_BYTES, *, timeout_s=20, ranks=1, **options
@@ -42,7 +41,7 @@ class OwnCodeBench:
         code = code.model_copy(update={"along": size_argument, "arguments": arguments})
         options = {"measures_throughput": False, "headroom_share": 0.0} | options
         request = StepProbe(
-            code=code, reports=self._folder, trial_timeout_s=timeout_s, **options
+            subject=code, reports=self._folder, trial_timeout_s=timeout_s, **options
         )
         runner = bench.runner(
             self._folder / name, bench.fingerprint, lambda *_: None, 8

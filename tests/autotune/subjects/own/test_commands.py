@@ -226,7 +226,9 @@ def test_wrong_turns_name_the_next_step(says, workdir, arguments, code, words):
 
 
 def test_argument_values_make_no_paths():
-    code = OwnCode(step="a:b", arguments={"path": "../../x", "long": "y" * 300})
+    code = OwnCode(
+        step_function="a:b", arguments={"path": "../../x", "long": "y" * 300}
+    )
     assert "/" not in code.name
     assert len(code.name) < 120
     assert (
