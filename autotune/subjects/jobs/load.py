@@ -66,7 +66,7 @@ def preload(
         resolved: False only loads torch: the modules cannot be imported before a fork.
 
     Returns:
-        ``source_sha256``, as fields of ``Subject``; ``parameters`` by role, as
+        ``source_sha256`` by role; ``parameters`` by role, as
         ``parameters_of``; ``loader_parameters``, the names of those of
         ``loader_builder``; ``model``, the step's ``build_model`` or None; ``unsafe``,
         why trials cannot be forked from this process, or None; ``error``, with
@@ -93,7 +93,7 @@ def preload(
         # The step first: its hash must not depend on the loader.
         for role, name in sorted(functions.items(), reverse=True):
             told["parameters"][role] = parameters_of(resolve(name, directory))
-            told["source_sha256"][f"{role}_sha256"] = sources_sha256(Path(directory))
+            told["source_sha256"][role] = sources_sha256(Path(directory))
             module = name.partition(":")[0]
             if role == "step" and hasattr(_import(module, directory), "build_model"):
                 told["model"] = f"{module}:build_model"
