@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.advice import values
 from autotune.advice.decide import rules
 from autotune.advice.decide.apply import apply_changes, safe_changes
 from autotune.advice.decide.context import TrainingContext, line, times, without
@@ -17,7 +16,7 @@ from autotune.advice.decide.rules import (
     advise,
 )
 from autotune.errors import BadInput
-from autotune.evidence.advice import Advice, Gain, SettingChange, StepPart
+from autotune.evidence.advice import Advice, Gain, SettingChange, StepPart, figure
 from testbed.examples.profiles import but, example_profile
 from testbed.scenarios import Scenario, ran, scenarios, tuned
 from testbed.simulators.worlds import World, settings
@@ -142,7 +141,7 @@ def test_one_recommendation_has_the_evidence_of_all_rules(monkeypatch):
     def rule_with(name):
         advice = Advice(
             claim=name,
-            evidence=(values.figure(name, 1.0, "count", "a test"),),
+            evidence=(figure(name, 1.0, "count", "a test"),),
             cost="none",
             changes=(SettingChange(key="compile", old=False, new=True),),
             would_change="nothing",
@@ -196,16 +195,16 @@ def test_line_has_no_negative_intercept_or_slope():
 
 
 def test_only_measured_bounds_name_a_confidence(all_advice):
-    figures = [figure for advice in all_advice for figure in advice.evidence]
+    figures = [known for advice in all_advice for known in advice.evidence]
     gains = [advice.gain for advice in all_advice if advice.gain is not None]
-    for figure in (*figures, *gains):
-        assert figure.confidence is None or figure.low is not None
-    bounded_figures = [figure for figure in figures if figure.low is not None]
+    for known in (*figures, *gains):
+        assert known.confidence is None or known.low is not None
+    bounded_figures = [known for known in figures if known.low is not None]
     bounded_gains = [gain for gain in gains if gain.low is not None]
     assert bounded_figures
-    for figure in bounded_figures:
-        is_interval = figure.known != "assumed" and figure.name not in READINGS
-        assert (figure.confidence in CONFIDENCES) == is_interval, figure
+    for bounded in bounded_figures:
+        is_interval = bounded.known != "assumed" and bounded.name not in READINGS
+        assert (bounded.confidence in CONFIDENCES) == is_interval, bounded
     for gain in bounded_gains:
         assert gain.confidence in CONFIDENCES or gain.known != "measured"
     assert any(gain.confidence is None for gain in bounded_gains)

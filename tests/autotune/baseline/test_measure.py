@@ -273,7 +273,7 @@ def test_halves_micro_batch_until_it_fits(tmp_path):
     )
     for name in ("paper", "hf-trainer"):
         assert smaller in rows[name].differences
-    sizes = [step["config"]["micro_batch_size"] for step in simulation.fit_checks]
+    sizes = [step["size"] for step in simulation.fit_checks]
     assert sizes == [8, 4, 16, 8, 4]
 
 
@@ -283,7 +283,7 @@ def test_checks_fit_under_the_budget(tmp_path):
     assert len(simulation.fit_checks) == 2
     for step in simulation.fit_checks:
         assert step["memory_budget_bytes"] == MEMORY_BUDGET_BYTES
-        assert step["config"]["global_batch_tokens"] is None
+        assert step["arguments"]["config"]["global_batch_tokens"] is None
 
 
 def test_reports_recipe_that_never_fits(tmp_path):

@@ -22,7 +22,7 @@ def test_writes_the_promise_into_the_profile(tiny_profile, says):
 
     stored = read_profile(tiny_profile)
     assert stored.intact
-    assert stored.profile.evidence.confirm.model_dump() == printed
+    assert stored.profile.evidence.confirm.model_dump().items() <= printed.items()
     assert stored.profile.train.micro_batch_size == used["micro_batch_size"]
     assert stored.profile.provenance.commands == ["probe", "confirm"]
     trials = read_trials(tiny_profile, stored.profile, tiny_profile.parent / "reports")
@@ -37,7 +37,7 @@ def test_longer_windows_are_measured_anew(tiny_profile, says):
     assert later["window_s"] == 0.2
     assert later["rows"][0]["tokens_per_s"] != earlier["rows"][0]["tokens_per_s"]
     stored = read_profile(tiny_profile)
-    assert stored.profile.evidence.confirm.model_dump() == later
+    assert stored.profile.evidence.confirm.model_dump().items() <= later.items()
 
 
 @pytest.mark.usefixtures("warm_server")

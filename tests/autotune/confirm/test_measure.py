@@ -76,7 +76,7 @@ def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitR
     curve = [
         CurvePoint(
             micro_batch_size=size,
-            padded_units_per_s=rate,
+            padded_tokens_per_s=rate,
             step_s=SEQ_LENGTH_TOKENS * size / rate,
             timed_steps=4,
         )

@@ -48,12 +48,12 @@ def test_report_has_every_measured_part(path, built):
     ]
 
 
-@pytest.mark.parametrize("lacking", ["probe", "loader"])
+@pytest.mark.parametrize("lacking", ["probe", "workers"])
 def test_missing_part_names_its_command(path, built, lacking):
     path.write_text(profile_to_toml(but(EXAMPLE, evidence={lacking: None})))
     facts, _ = built(path)
     commands = [command for part in facts["missing"] for command in part["commands"]]
-    name = {"probe": "autotune probe", "loader": "autotune workers"}[lacking]
+    name = {"probe": "autotune probe", "workers": "autotune workers"}[lacking]
     assert any(command.startswith(name) for command in commands)
 
 
@@ -72,7 +72,7 @@ def test_profile_without_evidence_has_a_report(path, built):
 
 def test_sweep_without_windows_counts_as_missing(path, built):
     sweep = own_sweep().model_copy(update={"rows": []})
-    path.write_text(profile_to_toml(but(EXAMPLE, evidence={"loader": sweep})))
+    path.write_text(profile_to_toml(but(EXAMPLE, evidence={"workers": sweep})))
     facts, _ = built(path)
     assert "Data loading" in [part["section"] for part in facts["missing"]]
 

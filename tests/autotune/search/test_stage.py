@@ -96,7 +96,7 @@ def make(monkeypatch, tmp_path, patterned_dataset):
         plain = machine_for(rate, clock)
 
         def simulate(trial):
-            config = trial.measured["config"]
+            config = trial.config
             refused = (
                 config["precision"] == precision and config["micro_batch_size"] > above
             )
@@ -126,9 +126,7 @@ def test_faster_settings_are_written(make):
     assert (probe_evidence.explore, probe_evidence.probe.feasible_max) == (evidence, 35)
     assert train.micro_batch_size <= 35
     assert stored.profile.provenance.commands == ["probe", "explore"]
-    steps = [
-        trial.measured["config"] for trial in work.machine.trials if trial.job == "step"
-    ]
+    steps = [trial.config for trial in work.machine.trials if trial.job == "step"]
     # The chosen settings' memory is proven as well.
     assert {config["precision"] for config in steps} == {"bf16"}
     assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
@@ -173,7 +171,7 @@ def test_settings_must_be_faster_after_probing(make):
         (
             (BF16_WINS, 0),
             (PROBED_ROWS, None),
-            "is faster, but was rejected: one sequence of",
+            "is faster, but was rejected: tiny exceeds the memory budget",
         ),
         # With headroom 32 fit, so that two micro-batches of 17 are chosen.
         (
@@ -281,7 +279,7 @@ def trace_all(work):
     traces = []
 
     def simulate(trial):
-        config = trial.measured["config"]
+        config = trial.config
         traces.append((config["activation_checkpointing"], config["compile"]))
         return Measured(figures=trace_figures(trial))
 

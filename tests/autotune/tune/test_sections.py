@@ -125,7 +125,8 @@ def keeps_up(rate, label, *, cached=False, **more):
         "units_per_s": rate,
         "padded_units_per_s": 10 * rate,
     }
-    return finished("window", {"cached": cached} | more, figures, label)
+    measured = {"cached": cached, "step": {"arguments": more}}
+    return finished("window", measured, figures, label)
 
 
 @pytest.mark.parametrize(
