@@ -67,10 +67,10 @@ def preload(
 
     Returns:
         ``source_sha256`` by role; ``parameters`` by role, as
-        ``parameters_of``; ``loader_parameters``, the names of those of
-        ``loader_builder``; ``model``, the step's ``build_model`` or None; ``unsafe``,
-        why trials cannot be forked from this process, or None; ``error``, with
-        ``message`` and ``next_step``, or None.
+        ``parameters_of``; ``model``, the step's ``build_model`` or None.
+        ``loader_parameters`` are the names of the parameters of ``loader_builder``.
+        ``unsafe`` says why trials cannot be forked from this process, or is None.
+        ``error`` has ``message`` and ``next_step``, or is None.
     """
     import torch
 

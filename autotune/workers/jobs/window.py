@@ -6,6 +6,7 @@ Batches come from the loader's workers, or are cached.
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -46,7 +47,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         BadConfig: If a function does not return what it should.
     """
     request = WindowRequest.of(measured)
-    ranks = join_rank_group(request.device, local)
+    os.environ.update(local.get("environment", {}))
     directory = local.get("directory")
     if directory is not None:
         load.write_stack_after(local["limit_s"])
@@ -60,6 +61,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         "directory": directory,
         "rendezvous": local.get("rendezvous"),
     }
+    # After that, as importing your code may set variables that CUDA reads when it
+    # starts.
+    ranks = join_rank_group(request.device, local)
     figures = measure(request, ranks, build_loader, build_step, inputs)
     ranks.leave()
     # The group of the step, if it has one.

@@ -346,11 +346,12 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
             | {
                 "measured": {
                     "loader": {
+                        "function": "m:build_loader",
                         "arguments": {
                             "config": config,
                             "num_workers": num_workers,
                             "prefetch_factor": 2,
-                        }
+                        },
                     },
                     "cached": False,
                     "local_ranks": 1,

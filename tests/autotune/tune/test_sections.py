@@ -151,7 +151,12 @@ def keeps_up(rate, label, *, cached=False, **more):
             [
                 keeps_up(4000, "8 packed sequences, fp32 (short window)", cached=True),
                 keeps_up(4400, "16 packed sequences, bf16 (round 2)", cached=True),
-                keeps_up(9000, "equal loss, bf16", cached=True, losses=True),
+                keeps_up(
+                    9000,
+                    "equal loss, bf16",
+                    cached=True,
+                    step={"function": "m:step", "arguments": {"losses": True}},
+                ),
             ],
             "4,400 tokens/s (16 packed sequences, bf16)",
         ),

@@ -12,6 +12,7 @@ def test_writes_chosen_workers_into_the_profile(tiny_profile, says):
     sweep = ("workers", tiny_profile, "--window", "0.1s", "--max-workers", "1")
     # On a busy machine, noise may leave the number undecided until the time ends.
     printed = json.loads(says(*sweep, "--time-limit", "2min", "--json"))
+    del printed["schema_version"], printed["tool_version"]
     stored = read_profile(tiny_profile)
     assert stored.intact
     assert stored.profile.train.data.num_workers == printed["chosen"]
