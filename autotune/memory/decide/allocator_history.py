@@ -1,8 +1,8 @@
 """Allocations and releases that a profile lacks, from the allocator's own history.
 
-The profiler follows the threads of a step, but libraries also release memory in threads
-of their own, as NCCL does. The history has every allocation and release in order, and
-says nothing about operators.
+The profiler follows the threads of a step, but libraries also release memory in other
+threads, as NCCL does. The history has every allocation and release in order, and no
+operators.
 """
 
 from collections import defaultdict, deque

@@ -145,7 +145,7 @@ class ModuleNames:
 def plain_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors with memory in a tensor, such as the local part of a DTensor.
 
-    Nothing is yielded for other values, and for tensors without memory of their own.
+    Nothing is yielded for other values, and for tensors that have no memory.
     """
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return

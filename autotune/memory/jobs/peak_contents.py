@@ -194,7 +194,7 @@ class _Recording:
         self._calls = 0
         """Calls of modules that have not returned."""
         self._watched_calls: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """Modules with hooks of their own."""
+        """Modules whose calls are watched one by one."""
         self._parameter_addresses: set[int] = set()
         seen = list(self._seen(tensors, ContentKind.OTHER))
         self._held = _held_memory(device, seen)
@@ -282,7 +282,7 @@ class _Recording:
         )
 
     def _see_keywords(self, module: nn.Module) -> None:
-        """See the keyword arguments of a module: only hooks of its own get them."""
+        """See the keyword arguments of a module, which general hooks do not get."""
         if module not in self._watched_calls:
             self._watched_calls.add(module)
             hook = module.register_forward_pre_hook(self._see_inputs, with_kwargs=True)

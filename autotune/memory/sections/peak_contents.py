@@ -161,10 +161,15 @@ def _notes(contents: PeakContents) -> Iterator[str]:
             "on a CPU this is the memory of tensors; the budget also limits what"
             " libraries and the allocator keep"
         )
+        if contents.refused is not None:
+            yield (
+                "recording takes a part of the budget on a CPU, so that memory ran out"
+                " a little earlier than without"
+            )
     if contents.is_compiled:
         yield (
             "compiled code ran: its memory belongs to the module that was compiled,"
-            " and its operators have no names of their own"
+            " and operators are not told apart"
         )
     if contents.bytes_by_kind.get(ContentKind.OTHER):
         yield (

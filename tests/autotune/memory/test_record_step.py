@@ -242,7 +242,7 @@ def test_hooks_are_removed_afterwards():
     record_step(step, CPU, modules=[model], optimizers=[optimizer])
     assert not nn.modules.module._has_any_global_hook()
     assert not any(module._forward_pre_hooks for module in model.modules())
-    assert not torch.autograd._profiler_enabled()
+    assert not torch._C._autograd._profiler_enabled()
 
 
 def test_running_profiler_is_an_error():
