@@ -47,8 +47,8 @@ def gpu_example() -> GpuExample:
 
 def with_dense_head(finished: FinishedTrial) -> FinishedTrial:
     """Return a finished trial as if it had run with the dense MLM head."""
-    config = finished.trial.measured["config"] | {"mlm_head": "dense"}
-    trial = replace(finished.trial, measured={"config": config})
+    config = finished.trial.measured["arguments"]["config"] | {"mlm_head": "dense"}
+    trial = replace(finished.trial, measured={"arguments": {"config": config}})
     return replace(finished, trial=trial)
 
 
