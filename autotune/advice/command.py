@@ -74,7 +74,7 @@ def advise(
             {"rule": one.name, "covers": one.covers, "looks_for": one.looks_for}
             for one in RULES
         ]
-        print(answer_json(said) if as_json else rules_text(RULES))
+        print(answer_json({"rules": said}) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
     # An option without effect is a misunderstanding, and must not be ignored.

@@ -36,8 +36,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
-Argument = bool | int | float | str
-"""Value of an argument, as JSON has it."""
+from autotune.evidence.profile import Argument
+
 MICRO_BATCH_SIZE = "micro_batch_size"
 """Usual name of the size that is searched."""
 
