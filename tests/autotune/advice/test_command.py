@@ -177,7 +177,7 @@ def test_several_profiles_require_a_name(advise):
 
 
 def test_lists_rules(advise):
-    listed = json.loads(advise("--rules", "--json"))
+    listed = json.loads(advise("--rules", "--json"))["rules"]
     assert [rule["rule"] for rule in listed] == [rule.name for rule in RULES]
     assert all(rule["looks_for"] for rule in listed)
 
