@@ -375,7 +375,7 @@ def on_pretended_gpu(name: str) -> dict[str, Any]:
         ended = machine.autotune(*words, "--out", place, "--reports", place)
         if ended.code:
             return {"size": None, "note": ended.err[-400:]}
-        evidence = json.loads(ended.out)["steps"][0]["evidence"]["step"]
+        evidence = json.loads(ended.out)["steps"][0]["evidence"]["probe"]
         endings = [
             machine.run("-m", "benchmarks.alone", step, str(size), "=".join(given))
             .out.strip()
@@ -384,7 +384,7 @@ def on_pretended_gpu(name: str) -> dict[str, Any]:
         ]
     answer = {
         "size": evidence["feasible_max"],
-        "trials": len(evidence["rows"]),
+        "trials": len(evidence["sizes"]),
         "said": endings,
     }
     sys.stderr.write(f"{name} on a pretended GPU: {answer}\n")

@@ -258,11 +258,11 @@ def _own_code(source: _Source) -> Iterator[Row]:
         if not name.startswith("own-code-"):
             continue
         for step in stage["answer"]["steps"]:
-            evidence = step["evidence"]["step"]
+            evidence = step["evidence"]["probe"]
             yield {
                 "example": name.removeprefix("own-code-"),
                 "largest": evidence["feasible_max"],
-                "trials": len(evidence["rows"]),
+                "trials": len(evidence["sizes"]),
                 "duration_s": stage["seconds"],
             }
 

@@ -38,10 +38,10 @@ def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     assert ended.code == 0, ended
     profile = json.loads(ended.out)["steps"][0]
     assert profile["fingerprint"]["device"] == "cuda"
-    step = profile["evidence"]["step"]
+    step = profile["evidence"]["probe"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
     # Nothing of a pretended GPU is timed.
-    assert all(row["step_s"] is None for row in step["rows"])
+    assert all(row["step_s"] is None for row in step["sizes"])
 
     def run_without_autotune(micro_batch_size):
         ended = machine.run(
@@ -89,7 +89,7 @@ def test_host_memory_is_reported_without_limit(null_gpu, tmp_path):
     ended = machine.autotune("probe", "--step", "greedy:build_step", *options)
     assert ended.code == 0, ended
     [profile] = json.loads(ended.out)["steps"]
-    assert profile["evidence"]["step"]["host_peak_bytes"] > 10 * 2**30
+    assert profile["evidence"]["probe"]["host_peak_bytes"] > 10 * 2**30
 
 
 LOADER_AND_STEP = """

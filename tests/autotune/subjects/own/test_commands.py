@@ -109,7 +109,7 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
     assert "seq_length" in compared
     assert "Quality" in says("report", short, "--format", "pr")
     says(*probe)  # resumes: the same profile, with what was measured of its loader
-    assert tomllib.loads(short.read_text())["evidence"].keys() == {"probe", "loader"}
+    assert tomllib.loads(short.read_text())["evidence"].keys() == {"probe", "workers"}
     short.write_text(short.read_text().replace("num_workers = ", "num_workers = 1", 1))
     assert "voided" in says("profile", "approve", short)
     for command in ("train", "plan", "advise", "network", "baseline", "confirm"):
