@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.evidence.peak_contents import ContentKind, PeakContents
+
 pytestmark = pytest.mark.cuda
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMORY_BYTES = 1_500_000_000
@@ -42,6 +44,12 @@ def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     assert step["infeasible_min"] == step["feasible_max"] + 1
     # Nothing of a pretended GPU is timed.
     assert all(row["step_s"] is None for row in step["sizes"])
+    contents = PeakContents.model_validate(step["contents"])
+    assert contents.not_attributed_bytes == contents.missed_releases_bytes == 0
+    # The rest of the peak is non-PyTorch memory.
+    assert contents.reserved_bytes < step["feasible_peak_bytes"]
+    kinds = contents.bytes_by_kind
+    assert kinds[ContentKind.OPTIMIZER_STATE] > 1.9 * kinds[ContentKind.PARAMETERS]
 
     def run_without_autotune(micro_batch_size):
         ended = machine.run(
