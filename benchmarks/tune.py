@@ -12,6 +12,11 @@ grid's own means, of which the best is flattered by chance. Short windows deviat
 as much as the recorded full ones. Losses are taken to be equal whatever the precision,
 as this benchmark is about speed. Compiled cells are not in the grid: each would take a
 minute on a CPU.
+
+Samplers: our sampler and Optuna's TPE propose configurations in Optuna's own loop, from
+the same recorded windows, for the same number of trials. The six best by their mean are
+then measured four more times each, and the best mean wins, so that only the proposals
+differ. TPE gets sizes as numbers, and the nearest recorded one of the layout.
 """
 
 import json
@@ -26,11 +31,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
+
 from autotune.machine.host import SystemHost
 from autotune.search.configuration import Configuration
 from autotune.search.decide.discrete_space import values_in
 from autotune.search.measure import Exploration
 from autotune.search.request import ExploreRequest
+from autotune.search.sampler import PairwiseEffectsSampler
 from autotune.search.verification import confirm
 from autotune.search.windows import StepWindows
 from autotune.subjects.mlm.settings import (
@@ -58,6 +66,10 @@ from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.manifest import SpecialIds
 
 REPLAYS = 40
+SAMPLER_TRIAL_SHARES = (0.2, 0.3)
+"""Trials of a sampler in Optuna's own loop, as a share of the grid's configurations."""
+FINALISTS, FINALIST_WINDOWS = 6, 4
+"""Configurations that are measured again after these trials, and how often."""
 MINUTES = 15.0
 """Of a replayed exploration: the command's own default for a model."""
 BARS: dict[str, tuple[str, Direction, float]] = {
@@ -89,6 +101,20 @@ class Replay:
     """The same against the starting configuration."""
     trials_share: float
     """Cells that were tried, as a part of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerResult:
+    """Searches of a grid with one sampler in Optuna's own loop."""
+
+    model: str
+    sampler: str
+    trials_share: float
+    """Trials, as a share of the grid's configurations."""
+    mean_share: float
+    """Rate of the configuration that was found, as a share of the best: mean."""
+    worst_share: float
+    """The least of these shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +153,11 @@ def main(arguments: Sequence[str] | None) -> int:
     content = {
         "overhead": asdict(overhead) | {"share": overhead.share},
         "grids": summary(grids),
+        "samplers": [
+            asdict(result)
+            for grid in grids
+            for result in compare_samplers(grid, options.replays)
+        ],
         "replays": {
             model: [asdict(outcome) for outcome in outcomes]
             for model, outcomes in replays.items()
@@ -182,6 +213,92 @@ def replay(grid: Grid, seed: int) -> Replay:
         of_best_share=math.exp(means[chosen] - best),
         to_unexplored=math.exp(means[chosen] - means[grid.starting]),
         trials_share=(len(search.state.tried) - 1) / len(means),
+    )
+
+
+def compare_samplers(grid: Grid, searches: int) -> list[SamplerResult]:
+    """Search a grid with our sampler and with TPE, each so often."""
+    results = []
+    for trials_share in SAMPLER_TRIAL_SHARES:
+        trials = round(trials_share * len(grid.ratios))
+        for name in ("pairwise effects", "TPE"):
+            shares = [
+                search_by_sampler(grid, name, trials, seed) for seed in range(searches)
+            ]
+            results.append(
+                SamplerResult(
+                    model=grid.model,
+                    sampler=name,
+                    trials_share=trials_share,
+                    mean_share=statistics.fmean(shares),
+                    worst_share=min(shares),
+                )
+            )
+    return results
+
+
+def search_by_sampler(grid: Grid, name: str, trials: int, seed: int) -> float:
+    """Return the rate of the configuration found, as a share of the best."""
+    rng = random.Random(seed)
+    means, deviations = grid.mean_log_ratios(), grid.deviations()
+    windows: dict[Configuration, list[float]] = {}
+
+    def measure(configuration: Configuration) -> float:
+        deviation = 0.0
+        if configuration != grid.starting:
+            deviation = rng.choice(deviations)
+        windows.setdefault(configuration, []).append(means[configuration] + deviation)
+        return math.exp(windows[configuration][-1])
+
+    def objective(trial: optuna.Trial) -> float:
+        return measure(_nearest(grid, _suggested(grid, trial)))
+
+    recorded = set(grid.ratios)
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=seed)
+    if name != "TPE":
+        sampler = PairwiseEffectsSampler(
+            candidates=list(grid.ratios),
+            is_possible=lambda params: params in recorded,
+            seed=seed,
+        )
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    # Both know the starting configuration, which a tuning has from the probe.
+    study.enqueue_trial(dict(grid.starting))
+    study.optimize(objective, n_trials=trials)
+    finalists = sorted(windows, key=lambda cell: -statistics.fmean(windows[cell]))[
+        :FINALISTS
+    ]
+    for finalist in finalists:
+        for _ in range(FINALIST_WINDOWS):
+            measure(finalist)
+    chosen = max(finalists, key=lambda cell: statistics.fmean(windows[cell]))
+    return math.exp(means[chosen] - max(means.values()))
+
+
+def _suggested(grid: Grid, trial: optuna.Trial) -> Configuration:
+    """Return a configuration, whose size may not be recorded for its layout."""
+    values = values_in((grid.starting, *grid.ratios))
+    sizes = [int(size) for size in values.pop(MICRO_BATCH_SIZE)]
+    suggested = {
+        name: trial.suggest_categorical(name, values_of_setting)
+        for name, values_of_setting in values.items()
+    }
+    size = trial.suggest_int(MICRO_BATCH_SIZE, min(sizes), max(sizes), log=True)
+    return grid.starting.but(suggested | {MICRO_BATCH_SIZE: size})
+
+
+def _nearest(grid: Grid, configuration: Configuration) -> Configuration:
+    """Return the recorded configuration of the nearest size, by factor."""
+    size = int(configuration[MICRO_BATCH_SIZE])
+    same_kind = [
+        recorded
+        for recorded in grid.ratios
+        if recorded.but({MICRO_BATCH_SIZE: size}) == configuration
+    ]
+    return min(
+        same_kind,
+        key=lambda recorded: abs(math.log(int(recorded[MICRO_BATCH_SIZE]) / size)),
     )
 
 

@@ -205,6 +205,15 @@ AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
 Reports = Annotated[
     Path, option("DIR", "Directory for trial logs and reports.", advanced=True)
 ]
+Study = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "Optuna study to write too: FILE.journal, or an SQLite FILE.db.",
+        "--study",
+        advanced=True,
+    ),
+]
 RequireApproved = Annotated[
     bool, flag("--require-approved", "Fail unless this exact content was approved.")
 ]

@@ -62,8 +62,7 @@ PRUNE_SIGMAS = 2.0
 """Standard deviations below the best at which a short window excludes a
 configuration."""
 LEAST_TRIALS = 12
-"""Number of configurations that are tried before the search may stop for want of
-gain."""
+"""Number of configurations that run before the search may stop for want of gain."""
 VISIBLE_SHARE = 0.1
 """Smallest difference that a dozen interleaved windows can resolve, as a share of a
 window's noise."""
@@ -134,10 +133,9 @@ class Exploration:
             candidates=request.configurations,
             is_possible=self._may_propose,
             seconds_of=self._affordable_s,
-            predicted_ratio_of=self.state.predicted_ratio,
+            predicted_ratio_of=self._predicted_ratio,
             reference=self.starting,
             evaluations_of=window_ratios,
-            startup_trials=0,
         )
         self.study = open_study(
             request.study_name,
@@ -190,7 +188,8 @@ class Exploration:
             return (
                 "half of the time budget was used; the other half is for verification"
             )
-        if tried < min(LEAST_TRIALS, len(self.state.remaining) - 1):
+        ran = sum(bool(result.best) for result in self.state.tried.values()) - 1
+        if ran < min(LEAST_TRIALS, len(self.state.remaining) - 1):
             return ""
         gain = self.state.largest_improvement
         visible_gain = VISIBLE_SHARE * self.state.predictions.noise_sigma
@@ -220,7 +219,10 @@ class Exploration:
         """Put configurations that were predicted not to fit into the study."""
         for configuration in self._unfit:
             trial = self.study.ask(self.values, configuration)
-            attributes = {"outcome": "predicted not to fit"}
+            attributes = {
+                "configuration": self.request.words(configuration),
+                "outcome": "predicted not to fit",
+            }
             self.study.tell(trial, state="failed", attributes=attributes)
         self._unfit.clear()
 
@@ -242,6 +244,11 @@ class Exploration:
         assert isinstance(configuration, Configuration)
         seconds = self.expected_s(configuration)
         return seconds if seconds <= self._searching_s_left() else math.inf
+
+    def _predicted_ratio(self, configuration: Mapping[str, object]) -> float | None:
+        """Return the predicted ratio to the starting configuration, if it is known."""
+        assert isinstance(configuration, Configuration)
+        return self.state.predicted_ratio(configuration)
 
     def expected_s(self, configuration: Configuration) -> float:
         """Return the expected seconds of a window: the median of those so far."""
@@ -349,7 +356,7 @@ class Exploration:
             PRUNE_SIGMAS * self.state.predictions.noise_sigma * (1 + SHORT_SHARE**-0.5),
             LEAST_IMPROVEMENT,
         )
-        return short.rated.log_ratio >= self.state.best_mean - allowed
+        return bool(short.rated.log_ratio >= self.state.best_mean - allowed)
 
     def _tell(self, proposal: _Proposal) -> None:
         """Tell the study the result of a proposal."""
@@ -372,7 +379,11 @@ class Exploration:
         """Tell the study the first windows of the starting configuration."""
         windows = self.state.tried[self.starting].best
         rate = statistics.median(window.units_per_s for window in windows)
-        attributes = {"windows": len(windows), "outcome": "starting configuration"}
+        attributes = {
+            "configuration": self.request.words(self.starting),
+            "outcome": "starting configuration",
+            "windows": len(windows),
+        }
         self.study.tell(trial, rate, attributes=attributes)
 
     def attributes(

@@ -1,12 +1,16 @@
 """Request for a joint search: the configurations, their windows, and limits."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.search.configuration import Configuration
+from autotune.search.decide.configuration_space import configuration_space
 from autotune.search.windows import StepWindows
-from autotune.subjects.searched_settings import SearchedSettings
+from autotune.subjects.searched_settings import PlainSettings, SearchedSettings
+from autotune.subjects.subject import Argument
+from autotune.workers.windows import SubjectWindows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +59,44 @@ class ExploreRequest:
     def words(self, configuration: Configuration) -> str:
         """Return a configuration in words."""
         return self.settings.words(configuration)
+
+
+def subject_request(
+    windows: SubjectWindows[Any],
+    present: Mapping[str, Argument],
+    *,
+    largest_size: int,
+    study_name: str,
+    study_file: Path | None = None,
+) -> ExploreRequest:
+    """Return the search of the settings that a subject declares.
+
+    Settings that change the recipe keep their present value.
+
+    Args:
+        windows: Windows of the subject, whose budget is that of the search.
+        present: Present value of each setting, with the size.
+        largest_size: Largest size that fits with the present settings. Others may not
+            fit, which their windows show.
+        study_name: Name of the Optuna study.
+        study_file: As in ``ExploreRequest``.
+    """
+    searched, left_out = [], []
+    for setting in windows.subject.settings():
+        values = tuple(dict.fromkeys((present[setting.name], *setting.values)))
+        if setting.changes_recipe:
+            values = values[:1]
+            left_out.append(f"{setting.name}: other values change the recipe")
+        searched.append(replace(setting, values=values))
+    settings = PlainSettings(
+        settings=tuple(searched), size=windows.subject.size, left_out=tuple(left_out)
+    )
+    return ExploreRequest(
+        settings=settings,
+        configurations=configuration_space(settings, present, largest_size),
+        windows=StepWindows(windows=windows, settings=settings),
+        budget_s=windows.request.budget_s,
+        trial_timeout_s=windows.request.trial_timeout_s,
+        study_name=study_name,
+        study_file=study_file,
+    )

@@ -52,7 +52,7 @@ from autotune.search.decide.effects_model import (
     Posterior,
     posterior,
 )
-from autotune.search.decide.improvement import expected_improvement
+from autotune.search.decide.improvement import augmented_expected_improvement
 
 Params = Mapping[str, Any]
 """Values of parameters, by name."""
@@ -86,8 +86,6 @@ class _Observed:
     """Parameters of running trials, which are assumed to perform as predicted."""
     failed: list[dict[str, Any]]
     """Parameters of trials that failed, which are not proposed again."""
-    finished: int
-    """Number of trials that were completed or pruned."""
 
 
 class PairwiseEffectsSampler(BaseSampler):
@@ -114,7 +112,6 @@ class PairwiseEffectsSampler(BaseSampler):
             known while ``is_possible`` is called.
         reference: Parameters whose value is 1: set it if values are ratios to them.
         evaluations_of: Returns what a completed or pruned trial measured.
-        startup_trials: Number of random trials before the model proposes.
         seed: Seed of random sampling.
     """
 
@@ -128,7 +125,6 @@ class PairwiseEffectsSampler(BaseSampler):
         predicted_ratio_of: Callable[[Params], float | None] | None = None,
         reference: Params | None = None,
         evaluations_of: Callable[[FrozenTrial], Iterable[Evaluation]] = value_of_trial,
-        startup_trials: int = 5,
         seed: int | None = None,
     ) -> None:
         self._space = None if space is None else _modelled(space)
@@ -138,7 +134,6 @@ class PairwiseEffectsSampler(BaseSampler):
         self._predicted_ratio_of = predicted_ratio_of
         self._reference = reference
         self._evaluations_of = evaluations_of
-        self._startup_trials = startup_trials
         self._seed = seed or 0
         self._random = RandomSampler(seed=seed)
         self._shared_space = IntersectionSearchSpace()
@@ -262,17 +257,12 @@ class PairwiseEffectsSampler(BaseSampler):
                 expected_s = self._seconds_of(candidate)
             if number not in impossible and math.isfinite(expected_s):
                 seconds[number] = expected_s
-        trials = observed.finished + len(observed.pending)
-        if not observed.params or trials < self._startup_trials:
-            tried = {_key(params, search_space) for params in observed.params}
-            order = self._generator(trials).sample(list(seconds), len(seconds))
-            # False sorts first: those that were not tried.
-            return sorted(
-                order,
-                key=lambda number: _key(candidates[number], search_space) in tried,
+        if not observed.params:
+            return self._generator(len(observed.pending)).sample(
+                list(seconds), len(seconds)
             )
         predictions, best = _predict(search_space, observed, candidates, predicted)
-        gains = expected_improvement(predictions, best)
+        gains = augmented_expected_improvement(predictions, best)
         # The root of the time, after Snoek et al., NeurIPS 2012, section 3.2: compiling
         # takes a minute.
         worth = {
@@ -292,7 +282,6 @@ class PairwiseEffectsSampler(BaseSampler):
     ) -> _Observed:
         """Return the trials of a study, with values on the model's scale."""
         params, evaluations, pending, failed = [], [], [], []
-        finished = 0
         for trial in study.get_trials(deepcopy=False):
             in_space = {
                 name: trial.params[name]
@@ -306,7 +295,6 @@ class PairwiseEffectsSampler(BaseSampler):
             elif trial.state == TrialState.FAIL:
                 failed.append(in_space)
             elif trial.state.is_finished():
-                finished += 1
                 for evaluation in self._evaluations_of(trial):
                     params.append(in_space)
                     evaluations.append(evaluation)
@@ -327,7 +315,6 @@ class PairwiseEffectsSampler(BaseSampler):
             short=short,
             pending=pending,
             failed=failed,
-            finished=finished,
         )
 
     def _candidates_of(
@@ -450,7 +437,7 @@ def _values(distribution: BaseDistribution) -> list[Any]:
 def _spread(values: Sequence[Any], *, by_factor: bool) -> list[Any]:
     """Return ``MAX_VALUES`` of many values, at equal distances or at equal factors."""
     last = len(values) - 1
-    chosen = {}
+    chosen: dict[Any, None] = {}
     for number in range(MAX_VALUES):
         share = number / (MAX_VALUES - 1)
         index = round(share * last)

@@ -121,10 +121,11 @@ class PlainSettings:
         return ", ".join(setting_words(setting, choice) for setting in rounding)
 
     def words(self, choice: Choice) -> str:
-        """Return the size and the values of all settings."""
+        """Return the size and the values of all settings that vary."""
+        varying = [setting for setting in self.settings if len(setting.values) > 1]
         size = f"{self.size.name} {choice[self.size.name]}"
         return ", ".join(
-            [size, *(setting_words(setting, choice) for setting in self.settings)]
+            [size, *(setting_words(setting, choice) for setting in varying)]
         )
 
 

@@ -258,9 +258,10 @@ def _translated(file: Path | None, *unreadable: type[Exception]) -> Iterator[Non
         return
     from sqlalchemy.exc import SQLAlchemyError
 
+    errors: tuple[type[Exception], ...] = (OSError, SQLAlchemyError, *unreadable)
     try:
         yield
-    except (OSError, SQLAlchemyError, *unreadable) as error:
+    except errors as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise BadInput(
             f"{file} cannot be used as a study: {reason}",

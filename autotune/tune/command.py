@@ -58,6 +58,7 @@ def tune(
     out: Annotated[Path, opt.option("DIR", "Directory of the profiles.")] = Path(
         "profiles"
     ),
+    study: opt.Study = None,
     job: JobOptions,
 ) -> None:
     """Find the fastest training settings for your data.
@@ -67,8 +68,11 @@ def tune(
     uses the existing profile; --skip accumulation tunes for one micro-batch per step.
     """
     from autotune.memory.probe_requests import probe_requests
+    from autotune.trials.study import check_study_file
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 
+    if study is not None:
+        check_study_file(study)
     number = os.environ.get("SLURM_JOB_ID")
     skipped = {one.value for one in skip or ()}
     left_out = frozenset(
@@ -95,6 +99,7 @@ def tune(
         skip=left_out,
         nodes=nodes,
         window_s=window_s,
+        study_file=study,
     )
     asked = JobRequest(
         name="tune",

@@ -86,6 +86,8 @@ class TuneRequest:
     """Nodes of the later training; gradient synchronisation is measured on those that
     this job has."""
     window_s: float = WINDOW_S
+    study_file: Path | None = None
+    """File to which phases write their Optuna studies; None for no file."""
 
     @property
     def models(self) -> list[str]:
@@ -298,6 +300,7 @@ class Tuning:
             window_s=self.request.window_s,
             trial_timeout_s=asked.trial_timeout_s,
             budget_ends_s=self._ends_s(1 + OVERRUN_SHARE),
+            study_file=self.request.study_file,
         )
         if stage.name == "explore":
             return explore_settings(bench, stored, asked, request).choice

@@ -184,9 +184,10 @@ def posterior(
         key=lambda fit: fit.log_likelihood,
     )
     observed_covariance = fit.prior.covariance(codes, codes[windows.configurations])
-    precision = np.linalg.inv(
-        observed_covariance[windows.configurations]
-        + fit.noise_sigma**2 * np.diag(windows.variance_factors)
+    noise_covariance = fit.noise_sigma**2 * np.diag(windows.variance_factors)
+    precision = np.asarray(
+        np.linalg.inv(observed_covariance[windows.configurations] + noise_covariance),
+        dtype=np.float64,
     )
     mean_before = fit.predicted_share * predicted_mean
     surprise = windows.log_ratios - mean_before[windows.configurations]

@@ -1,6 +1,8 @@
 """Expected improvement of configurations. Pure.
 
-Source: Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998.
+Sources: Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998; augmented
+expected improvement is Huang, Allen, Notz and Zeng, Journal of Global Optimization 34,
+2006.
 """
 
 import math
@@ -25,6 +27,25 @@ def expected_improvement(predictions: Posterior, best: float) -> Float64:
         Improvements in log throughput, at least 0, shape (configurations,).
     """
     return _mean_of_positive_part(predictions.mean - best, predictions.sigma)
+
+
+def augmented_expected_improvement(predictions: Posterior, best: float) -> Float64:
+    """Return each configuration's expected improvement, discounted for repetition.
+
+    A further window tells less, the more windows a configuration has: the discount is
+    the share of the window's standard deviation that is not noise.
+
+    Args:
+        predictions: Prediction of every configuration.
+        best: Log ratio to improve on.
+
+    Returns:
+        Improvements in log throughput, at least 0, shape (configurations,).
+    """
+    noise_sigma = predictions.noise_sigma
+    window_sigma = np.sqrt(predictions.sigma**2 + noise_sigma**2)
+    improvement = expected_improvement(predictions, best)
+    return np.asarray(improvement * (1 - noise_sigma / window_sigma))
 
 
 def expected_gain_over(predictions: Posterior, configuration: int) -> Float64:

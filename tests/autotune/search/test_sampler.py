@@ -122,7 +122,7 @@ def test_slow_parameters_are_tried_later():
         study.optimize(lambda trial: rate(suggested(trial)), n_trials=10)
         return sum(trial.params["compile"] for trial in study.trials)
 
-    assert compiled_trials(400.0) < compiled_trials(1.0)
+    assert compiled_trials(1e4) < compiled_trials(1.0)
     assert compiled_trials(math.inf) <= 1
 
 
@@ -136,7 +136,6 @@ def test_prediction_guides_the_first_trial():
             "layout": "packed",
             "size": 4,
         },
-        startup_trials=0,
     )
     params = study_with(sampler).ask(SPACE).params
     assert rate(params) >= 0.95 * BEST
@@ -164,7 +163,6 @@ def test_predictions_may_become_known_on_the_way():
             "layout": "packed",
             "size": 4,
         },
-        startup_trials=0,
     )
     assert study_with(sampler).ask(SPACE).params["layout"] == "packed"
 
@@ -205,7 +203,6 @@ def test_pruned_trials_inform():
             params_of(layout=layout, precision="bf16")
             for layout in ("packed", "padded")
         ],
-        startup_trials=0,
     )
     study = study_with(sampler)
     for size in (4, 8, 16):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from autotune.search.decide.discrete_space import space_of
 from autotune.search.decide.effects_model import Observation, posterior
 from autotune.search.decide.improvement import (
+    augmented_expected_improvement,
     expected_gain_over,
     expected_improvement,
 )
@@ -61,3 +62,21 @@ def test_gain_counts_what_two_configurations_share():
     gains = expected_gain_over(predictions, 4)
     independent = expected_improvement(predictions, float(predictions.mean[4]))
     assert gains[5] < independent[5]
+
+
+@given(WINDOWS, st.floats(-2, 2))
+def test_repetition_is_discounted(windows, best):
+    predictions = posterior(SPACE, CODES, windows)
+    augmented = augmented_expected_improvement(predictions, best)
+    assert (augmented >= 0).all()
+    assert (augmented <= expected_improvement(predictions, best)).all()
+
+
+def test_more_windows_are_discounted_more():
+    windows = [Observation(configuration=0, log_ratio=0.0)] * 2
+    windows += [Observation(configuration=5, log_ratio=0.0)] * 20
+    predictions = posterior(SPACE, CODES, windows)
+    improvement = expected_improvement(predictions, -1.0)
+    augmented = augmented_expected_improvement(predictions, -1.0)
+    discounts = augmented / improvement
+    assert discounts[5] < discounts[0] < discounts[2]
