@@ -417,6 +417,25 @@ class OwnOptions:
         ),
     ] = None
 
+    def reject_without_function(self, command: str) -> None:
+        """Reject options of your own code if none of its functions is named.
+
+        Raises:
+            UsageError: If one is set.
+        """
+        given = {
+            "--subject": self.subject != "own",
+            "--per-size": self.per_size is not None,
+            "--set": self.arguments is not None,
+            "--along": self.along is not None,
+        }
+        for name, is_set in given.items():
+            if is_set:
+                raise UsageError(
+                    f"{name} applies to your own code, and no function of it is named",
+                    next_step=f"{command} --step my_module:build_step {name} ...",
+                )
+
     def reject_others(self, context: typer.Context, kept: Collection[str]) -> None:
         """Reject options that do not apply to your own code.
 

@@ -67,6 +67,8 @@ class SubjectTable(StrictTable):
     table: dict[str, Any] = Field(default_factory=dict)
     """Everything else that defines the subject; empty for the bundled trainer, which
     ``[train]`` defines."""
+    has_loader: bool = False
+    """True if the subject also has a loader, so that its workers can be swept."""
     sources: dict[str, str] = Field(default_factory=dict)
     """SHA-256 of your source by role: ``step``, ``loader``. It covers all modules that
     importing the function imported, outside of the installed packages."""

@@ -179,6 +179,7 @@ def probe(
     if own.step is not None:
         _probe_own_step(context, options, own, job)
         return
+    own.reject_without_function("autotune probe")
     options.require()
     settings = {
         name: context.params[name]

@@ -176,6 +176,7 @@ def with_functions(subject: SubjectTable, newer: SubjectTable) -> SubjectTable:
     return subject.model_copy(
         update={
             "table": {**subject.table, **newer.table},
+            "has_loader": subject.has_loader or newer.has_loader,
             "sources": {**subject.sources, **newer.sources},
         }
     )

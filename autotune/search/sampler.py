@@ -139,7 +139,7 @@ class PairwiseEffectsSampler(BaseSampler):
         self._shared_space = IntersectionSearchSpace()
 
     def reseed_rng(self) -> None:
-        """Give another seed to random sampling, as for a worker of its own."""
+        """Give another seed to random sampling, as a worker process needs."""
         self._random.reseed_rng()
 
     def infer_relative_search_space(

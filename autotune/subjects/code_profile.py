@@ -55,5 +55,6 @@ def subject_table(subject: Subject, bench: CodeBench) -> SubjectTable:
         unit=size.unit,
         units_per_size=size.units_per_size,
         table=subject.table(),
+        has_loader=subject.loader({}) is not None,
         sources=dict(bench.sources),
     )

@@ -90,7 +90,7 @@ def workers(
     The time limit may leave several numbers undecided. With --loader, your own loader
     is measured, with --step or --step-time as its consumer.
     """
-    if loader is not None or own.step is not None:
+    if loader is not None or own.step is not None or _has_loader(sweep.profile):
         from autotune.subjects.requested import requested_subjects
         from autotune.trials.sweep_request import SweepRequest
         from autotune.workers.code_stage import loader_to_sweep
@@ -111,6 +111,7 @@ def workers(
         )
         _sweep_own(context, code, own_request, device, job, out=sweep.profile)
         return
+    own.reject_without_function("autotune workers --loader my_module:build_loader")
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import sweep_request
     from autotune.profiles.store import read_trainer_profile
@@ -131,6 +132,16 @@ def workers(
         replayed_step_s=step_time_s,
     )
     _sweep_profile(context, stored, probe, request, job)
+
+
+def _has_loader(profile: Path) -> bool:
+    """Return whether a profile is of your own code, and names its loader."""
+    from autotune.profiles.store import read_profile
+
+    if not profile.is_file():
+        return False
+    stored = read_profile(profile).profile
+    return not stored.has_train and stored.subject.has_loader
 
 
 def _sweep_own(

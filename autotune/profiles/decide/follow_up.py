@@ -118,6 +118,8 @@ def workers_command(profile: Profile, path: object, **options: object) -> str:
     if profile.has_train:
         return command("workers", path, **options)
     subject = profile.subject
+    if subject.has_loader and subject.function("step") is not None:
+        return command("workers", path, **options)
     step_time = None
     if subject.function("step") is None:
         # The profile names no step, so one is replayed.

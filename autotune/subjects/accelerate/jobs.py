@@ -94,6 +94,7 @@ def build_step(
     build: str,
     arguments: Mapping[str, Any],
     directory: str,
+    device: str,
     micro_batch_size: int,
     **settings: Any,
 ) -> Callable[[], None]:
@@ -103,14 +104,24 @@ def build_step(
         build: Name of the function.
         arguments: Its fixed arguments.
         directory: Directory from which it is imported.
+        device: Device of the trial.
         micro_batch_size: Size to try.
         settings: Arguments of ``Accelerator``, and further ones of the function.
 
     Raises:
-        BadConfig: If it does not return the parts.
+        BadConfig: If it does not return the parts, or its Accelerator is on another
+            device.
     """
     parts = _parts(build, arguments, directory, settings)
     accelerator, model, optimizer, dataset, collate = parts
+    if accelerator.device.type != device:
+        raise BadConfig(
+            f"the trial runs on {device!r}, but the Accelerator is on"
+            f" {accelerator.device.type!r}",
+            next_step=(
+                "Set cpu=True in its Accelerator; or choose the device with --device."
+            ),
+        )
     batch = longest_batch(dataset, collate, micro_batch_size)
     return accelerated_step(accelerator, model, optimizer, batch)
 

@@ -18,7 +18,7 @@ from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
 from autotune.workers.jobs.batches import Epochs, bytes_of, cached, drain
 from autotune.workers.jobs.consumers import Consumer, FedStep, ReplayedStep
 from autotune.workers.jobs.timed_window import WindowLength, timed_window
-from autotune.workers.values import CallTable, WindowRequest
+from autotune.workers.values import WindowRequest
 from trainer.distributed.ranks import leave_ranks
 
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
@@ -90,11 +90,12 @@ def measure(
     extra = {**inputs, "round_number": request.round}
     fed_step = None
     if request.step is not None and build_step is not None:
-        build = functools.partial(
-            _build, build_step, request.step, request.device, extra
-        )
+        arguments = {"device": request.device} | request.step.arguments
+        build = functools.partial(_build, build_step, arguments, extra)
         fed_step = FedStep(build, ranks.device)
-    loader = _build(build_loader, request.loader, request.device, extra)
+    # A loader that takes any arguments hands them on to one that knows no device.
+    loader_extra = extra | {"device": request.device}
+    loader = _build(build_loader, request.loader.arguments, loader_extra)
     loader_facts: LoaderFacts = getattr(loader, FACTS, LoaderFacts())
     facts = StepFacts() if fed_step is None else fed_step.facts
     consumer: Consumer
@@ -143,14 +144,13 @@ def measure(
     }
 
 
-def _build(build: Build, call: CallTable, device: str, extra: Mapping[str, Any]) -> Any:
+def _build(build: Build, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
     """Call a function that builds a step or a loader.
 
     Of ``extra`` it gets those that are named among its parameters, even if it takes any
-    argument.
+    argument; ``arguments`` prevail.
     """
-    arguments = {"device": device} | call.arguments
-    return build(**load.accepted(build, arguments), **load.named(build, extra))
+    return build(**(load.named(build, extra) | load.accepted(build, arguments)))
 
 
 def _replayed_step(
