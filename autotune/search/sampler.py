@@ -1,27 +1,8 @@
 """An Optuna sampler for small discrete spaces, in which few trials must suffice.
 
-It suits objectives in which settings act independently or in pairs, such as throughput
-by precision, layout and batch size, and in which each trial is expensive::
-
-    import optuna
-    from autotune.search.sampler import PairwiseEffectsSampler
-
-    def tokens_per_s(trial: optuna.Trial) -> float:
-        precision = trial.suggest_categorical("precision", ["fp32", "bf16"])
-        compile = trial.suggest_categorical("compile", [False, True])
-        batch_size = trial.suggest_int("batch_size", 1, 64, log=True)
-        return measure(precision, compile, batch_size)
-
-    sampler = PairwiseEffectsSampler(
-        is_possible=lambda params: params["batch_size"] <= 32 or params["compile"],
-        seconds_of=lambda params: 90.0 if params["compile"] else 5.0,
-        seed=0,
-    )
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.optimize(tokens_per_s, n_trials=20)
-
 The model is that of ``decide.effects_model``; the next trial has the largest expected
-improvement per square root of its seconds.
+improvement per square root of its seconds. ``python -m benchmarks.tune`` compares it
+with Optuna's TPE.
 """
 
 import itertools
@@ -52,7 +33,10 @@ from autotune.search.decide.effects_model import (
     Posterior,
     posterior,
 )
-from autotune.search.decide.improvement import augmented_expected_improvement
+from autotune.search.decide.improvement import (
+    augmented_expected_improvement,
+    expected_improvement,
+)
 
 Params = Mapping[str, Any]
 """Values of parameters, by name."""
@@ -91,12 +75,33 @@ class _Observed:
 class PairwiseEffectsSampler(BaseSampler):
     """Sampler by a Gaussian process of settings' effects and effects of their pairs.
 
+    It suits objectives in which settings act independently or in pairs, such as
+    throughput by precision, layout and batch size, and in which each trial is
+    expensive::
+
+        import optuna
+        from autotune.search.sampler import PairwiseEffectsSampler
+
+        def tokens_per_s(trial: optuna.Trial) -> float:
+            precision = trial.suggest_categorical("precision", ["fp32", "bf16"])
+            compile = trial.suggest_categorical("compile", [False, True])
+            batch_size = trial.suggest_int("batch_size", 1, 64, log=True)
+            return measure(precision, compile, batch_size)
+
+        sampler = PairwiseEffectsSampler(
+            is_possible=lambda params: params["batch_size"] <= 32 or params["compile"],
+            seconds_of=lambda params: 90.0 if params["compile"] else 5.0,
+            seed=0,
+        )
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.optimize(tokens_per_s, n_trials=20)
+
     It reads the values of completed trials, and the last intermediate values of pruned
     ones, which count as noisier. Values are taken as logarithms if all are positive.
     Parameters of failed trials are not proposed again, and neither are those of running
-    trials, which are assumed to perform as predicted.
-    Parameters that it does not model, such as floats without a step, are sampled at
-    random. The same study and seed give the same proposal.
+    trials, which are assumed to perform as predicted. Parameters that it does not
+    model, such as floats without a step, are sampled at random. The same study and seed
+    give the same proposal.
 
     Args:
         space: Distributions to model; None models those that all trials share, as
@@ -112,6 +117,8 @@ class PairwiseEffectsSampler(BaseSampler):
             known while ``is_possible`` is called.
         reference: Parameters whose value is 1: set it if values are ratios to them.
         evaluations_of: Returns what a completed or pruned trial measured.
+        discount_repeats: True to prefer parameters that were tried less often, so that
+            a noisy objective does not repeat the best ones.
         seed: Seed of random sampling.
     """
 
@@ -125,6 +132,7 @@ class PairwiseEffectsSampler(BaseSampler):
         predicted_ratio_of: Callable[[Params], float | None] | None = None,
         reference: Params | None = None,
         evaluations_of: Callable[[FrozenTrial], Iterable[Evaluation]] = value_of_trial,
+        discount_repeats: bool = True,
         seed: int | None = None,
     ) -> None:
         self._space = None if space is None else _modelled(space)
@@ -134,12 +142,13 @@ class PairwiseEffectsSampler(BaseSampler):
         self._predicted_ratio_of = predicted_ratio_of
         self._reference = reference
         self._evaluations_of = evaluations_of
+        self._discount_repeats = discount_repeats
         self._seed = seed or 0
         self._random = RandomSampler(seed=seed)
         self._shared_space = IntersectionSearchSpace()
 
     def reseed_rng(self) -> None:
-        """Give another seed to random sampling, as a worker process needs."""
+        """Give another seed to random sampling, such as for another worker."""
         self._random.reseed_rng()
 
     def infer_relative_search_space(
@@ -262,7 +271,9 @@ class PairwiseEffectsSampler(BaseSampler):
                 list(seconds), len(seconds)
             )
         predictions, best = _predict(search_space, observed, candidates, predicted)
-        gains = augmented_expected_improvement(predictions, best)
+        gains = expected_improvement(predictions, best)
+        if self._discount_repeats:
+            gains = augmented_expected_improvement(predictions, best)
         # The root of the time, after Snoek et al., NeurIPS 2012, section 3.2: compiling
         # takes a minute.
         worth = {

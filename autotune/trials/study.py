@@ -3,8 +3,8 @@
 Each count, size or configuration that is measured is one Optuna trial: its value is
 throughput, its attributes are what else the windows told. A study is in memory, or in a
 file that optuna-dashboard and ``optuna.visualization`` open. The trial log remains the
-record of measurements: a command that is repeated makes the study again, and tells it
-the trials of the trial log as well.
+record of measurements: a command that is repeated replaces its study, and tells the new
+one the trials of the trial log as well.
 
     study = open_study("bert-mini-cpu: workers", file=Path("tuning.journal"))
     values = {"num_workers": range(0, 9), "pin_memory": (True, False)}

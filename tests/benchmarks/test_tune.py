@@ -11,7 +11,13 @@ from autotune.search.configuration import Configuration
 from autotune.subjects.mlm.settings import choice_words
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
 from benchmarks.grid import GRID, Grid, groups, read_grids
-from benchmarks.tune import Overhead, Replay, make_bars, replay
+from benchmarks.tune import (
+    Overhead,
+    Replay,
+    make_bars,
+    replay,
+    search_by_sampler,
+)
 
 WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
 NOISE = 0.03
@@ -134,6 +140,14 @@ def test_replay_finds_the_best_configuration():
         0,
     )
     assert (replays.chosen, replays.to_unexplored) == (choice_words(UNEXPLORED), 1.0)
+
+
+@pytest.mark.parametrize("sampler", ["pairwise effects", "TPE"])
+def test_samplers_search_in_the_same_loop(sampler):
+    shares = [search_by_sampler(recorded(), sampler, 12, seed) for seed in range(3)]
+    assert shares[2] == search_by_sampler(recorded(), sampler, 12, 2)
+    assert all(0.5 < share <= 1 for share in shares)
+    assert max(shares) > 0.9
 
 
 def test_worst_model_counts():
