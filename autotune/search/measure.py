@@ -2,9 +2,10 @@
 
 The search is an Optuna study, by ask and tell: each proposal is one trial, and our
 sampler makes it. In 40 searches of each of two recorded grids this finds on average
-99.7 % of the best rate, and at least 91 %, after 19 % of the configurations. In Optuna's
-own loop, without short windows and rounds, the sampler finds 98.6 % after 20 % (TPE:
-95.0 %) and 98.7 % after 30 % (TPE: 98.2 %); ``benchmarks.tune`` measures all of them.
+99.7 % of the best rate, and at least 91 %, after 19 % of the configurations. In the
+loop of Optuna, without short windows and rounds, the sampler finds 98.6 % after 20 %
+(TPE: 95.0 %) and 98.7 % after 30 % (TPE: 98.2 %); ``benchmarks.tune`` measures all of
+them.
 
 Every configuration keeps the global batch, and is first measured in a short window next
 to the starting configuration. Windows use cached batches, as DataLoader workers are

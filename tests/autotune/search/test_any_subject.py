@@ -174,16 +174,17 @@ def test_trials_have_what_windows_told(tmp_path):
         )
 
 
-def test_repeated_search_writes_its_study_anew(tmp_path):
+def trials_of(search):
+    return [
+        (trial.state, trial.value, trial.params, trial.user_attrs)
+        for trial in search.study.study.trials
+    ]
+
+
+def test_repeated_search_replaces_its_study(tmp_path):
     file = tmp_path / "tuning.journal"
     search, evidence = explored(tmp_path, file=file)
+    trials = trials_of(search)
     again, same = explored(tmp_path, file=file)
     assert same == evidence
-
-    def trials_of(search):
-        return [
-            (trial.state, trial.value, trial.params, trial.user_attrs)
-            for trial in search.study.study.trials
-        ]
-
-    assert trials_of(again) == trials_of(search)
+    assert trials_of(again) == trials
