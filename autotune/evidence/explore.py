@@ -3,10 +3,8 @@
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import Interval, RatioBounds
+from autotune.evidence.argument import Argument
 from trainer.formats.tables import StrictTable
-
-SettingValue = bool | int | float | str
-"""Value of a setting, as TOML has it."""
 
 
 class ExploredConfiguration(StrictTable):
@@ -14,7 +12,7 @@ class ExploredConfiguration(StrictTable):
 
     name: str
     """The configuration in words."""
-    settings: dict[str, SettingValue]
+    settings: dict[str, Argument]
     """Value of each setting by its name in the subject, the searched size included."""
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.base.wording import plural
 from autotune.errors import NotCheckable, ProfileRejected
+from autotune.evidence.argument import Argument
 from autotune.evidence.baseline import BaselineEvidence
 from autotune.evidence.confirm import ConfirmEvidence
 from autotune.evidence.explore import ExploreEvidence
@@ -40,9 +41,6 @@ _BUNDLED_TRAINER = "mlm"
 """Kind of the subject whose settings are in ``[train]``."""
 _SEARCHED_SIZE = "micro_batch_size"
 """Argument of the bundled trainer whose largest value is searched."""
-
-Argument = bool | int | float | str
-"""Value of an argument, as TOML and JSON have it."""
 
 
 class SubjectTable(StrictTable):

@@ -12,7 +12,7 @@ from autotune.subjects.mlm.export.targets import TargetName
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autotune.evidence.profile import Argument
+    from autotune.evidence.argument import Argument
     from autotune.subjects.mlm.export.table import Export
 
 

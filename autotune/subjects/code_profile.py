@@ -1,8 +1,8 @@
 """Profiles of your own training code."""
 
 from autotune import __version__
+from autotune.evidence.argument import Argument
 from autotune.evidence.profile import (
-    Argument,
     Constraints,
     Evidence,
     Profile,

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
-from autotune.evidence.profile import Argument as Argument  # noqa: PLC0414 - exported
+from autotune.evidence.argument import Argument as Argument  # noqa: PLC0414 - exported
 
 MICRO_BATCH_SIZE = "micro_batch_size"
 """Usual name of the size that is searched."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from autotune.errors import BadInput
-from autotune.evidence.explore import SettingValue
+from autotune.evidence.argument import Argument
 from autotune.evidence.gpu_use import GpuUse
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PositiveIntegers:
     most: int
 
 
-Values = Sequence[SettingValue] | range | PositiveIntegers
+Values = Sequence[Argument] | range | PositiveIntegers
 """Values of a parameter: choices, consecutive numbers, or numbers on a log scale."""
 
 
@@ -73,7 +73,7 @@ class TuningStudy:
     def ask(
         self,
         values: Mapping[str, Values],
-        params: Mapping[str, SettingValue] | None = None,
+        params: Mapping[str, Argument] | None = None,
     ) -> "optuna.Trial":
         """Begin a trial.
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from autotune.base.units import format_bytes
 from autotune.evidence.advice import EvidenceFigure, figure
+from autotune.evidence.argument import Argument
 from autotune.evidence.probe import ProbeEvidence
-from autotune.evidence.profile import Argument, Profile
+from autotune.evidence.profile import Profile
 from autotune.evidence.workers import WorkersEvidence
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
 from autotune.profiles.decide.explain.loader import (

@@ -6,7 +6,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from autotune.corpus.values import SequenceMeans
-from autotune.evidence.profile import Argument, Profile
+from autotune.evidence.argument import Argument
+from autotune.evidence.profile import Profile
 from autotune.subjects.mlm.export.batch import batch_warnings, exported_batch
 from autotune.subjects.mlm.export.table import (
     Equivalence,
