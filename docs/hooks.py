@@ -64,11 +64,29 @@ def rules() -> str:
 def keys(kind: type[BaseModel]) -> str:
     """Return the keys of all tables of a TOML file, with their meaning and default."""
     schema = kind.model_json_schema()
+    schema = _with_choices(schema, schema["$defs"])
     tables = list(_tables(schema, schema["$defs"], ""))
     return "\n".join(
         f"## {f'`{place}`' if place else 'Top level'}\n\n{text}"
         for place, text in tables
     )
+
+
+def _with_choices(schema: Any, defs: Mapping[str, Any]) -> Any:
+    """Return a schema in which references to choices are replaced by the choices.
+
+    References to tables stay.
+    """
+    if isinstance(schema, list):
+        return [_with_choices(one, defs) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if "enum" in defs.get(name, {}):
+        return defs[name] | {
+            key: value for key, value in schema.items() if key != "$ref"
+        }
+    return {key: _with_choices(value, defs) for key, value in schema.items()}
 
 
 def _tables(

@@ -99,6 +99,7 @@ def trainer_subject(train: TrainConfig) -> SubjectTable:
         noun="sequence",
         unit="tokens",
         units_per_size=float(train.seq_length_tokens),
+        has_loader=True,
     )
 
 

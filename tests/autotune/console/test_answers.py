@@ -116,7 +116,9 @@ def answered(capsys, monkeypatch):
         )
         adapter = TypeAdapter(kind)
         value = json.loads(text)
-        assert adapter.dump_python(adapter.validate_json(text), mode="json") == value
+        for name in ("schema_version", "tool_version"):
+            del value[name]
+        assert adapter.dump_python(adapter.validate_python(value), mode="json") == value
         return value
 
     return run_and_check

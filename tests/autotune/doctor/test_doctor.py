@@ -20,7 +20,8 @@ def test_json_has_every_section(says, tmp_path):
         says("doctor", "--json", "--path", tmp_path, "--path", "/proc")
     )
     derived = {"allotted_cpus", "in_job", "is_login_node", "seconds_left"}
-    assert set(content) == {"machine", "findings", "next", "rates"} | derived
+    envelope = {"schema_version", "tool_version"}
+    assert set(content) == {"machine", "findings", "next", "rates"} | derived | envelope
     assert content["allotted_cpus"] >= 1
     assert [disk["path"] for disk in content["machine"]["host"]["disks"]] == [
         str(tmp_path),

@@ -155,7 +155,7 @@ def keeps_up(rate, label, *, cached=False, **more):
                     9000,
                     "equal loss, bf16",
                     cached=True,
-                    step={"function": "m:step", "arguments": {"losses": True}},
+                    losses=True,
                 ),
             ],
             "4,400 tokens/s (16 packed sequences, bf16)",

@@ -110,12 +110,17 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
     assert "Quality" in says("report", short, "--format", "pr")
     says(*probe)  # resumes: the same profile, with what was measured of its loader
     assert tomllib.loads(short.read_text())["evidence"].keys() == {"probe", "workers"}
+    # The profile has the loader now.
+    assert "your step" in says(
+        *("workers", short, "--time-limit", "40s", "--window", "0.2s"),
+        *("--max-workers", "1", "--here"),
+    )
     short.write_text(short.read_text().replace("num_workers = ", "num_workers = 1", 1))
     assert "voided" in says("profile", "approve", short)
     for command in ("train", "plan", "advise", "network", "baseline", "confirm"):
         message = says(command, short, code=7)
         assert f"autotune {command} requires settings of the bundled trainer" in message
-    assert "Add your own loader" in says("workers", short, code=7)
+    assert "Add your own loader" in says("workers", long, code=7)
 
 
 def test_traces_own_model_before_trials(says, workdir):
@@ -142,7 +147,9 @@ def test_traces_own_model_before_trials(says, workdir):
     )
     step = printed["steps"][0]["evidence"]["probe"]
     assert step["not_traced"] is None
-    assert step["traced_max"] == pytest.approx(step["feasible_max"], rel=0.15)
+    assert step["traced_micro_batch_size"] == pytest.approx(
+        step["feasible_max"], rel=0.15
+    )
 
 
 WRONG_TURNS = [
@@ -189,19 +196,26 @@ WRONG_TURNS = [
         3,
         "none of asks:build_step takes typo",
     ),
+    # Your own module 'trainer' is imported, not the trainer of this project.
     (
         ("probe", "--step", "trainer:build_step", "--here"),
         3,
-        "this tool has a package called 'trainer', too",
+        "trainer:build_step returned NoneType",
     ),
     (
         ("probe", "--step", "uses:build_step", "--here"),
         3,
-        "Rename your 'trainer' in",
+        "uses:build_step returned NoneType",
+    ),
+    (
+        ("probe", "--subject", "transformers", "--here"),
+        2,
+        "autotune probe --step my_module:build_step --subject",
     ),
     (("workers",), 2, "autotune workers requires PROFILE"),
     (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
     (("workers", "--step", "a:b"), 2, "--step needs a loader"),
+    (("workers", "--set", "a=1"), 2, "--set applies to your own code"),
 ]
 
 
