@@ -27,7 +27,19 @@ from tests.documentation.blocks import (
 from trainer.command_line import build_parser as build_trainer_parser
 
 OTHERS = frozenset(
-    {".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"}
+    {
+        ".",
+        "cat",
+        "cd",
+        "export",
+        "mkdir",
+        "optuna-dashboard",
+        "rsync",
+        "scp",
+        "sed",
+        "tar",
+        "tensorboard",
+    }
 )
 """Programs that are not this project's; a line that begins with none of these and none
 of ours is a mistake."""
