@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from trainer.formats import progress as progress_module
 from trainer.formats.progress import progress
-from trainer.record import progress as progress_module
 
 
 @pytest.fixture
