@@ -207,14 +207,15 @@ class Exploration:
     def _ask(self) -> list[_Proposal]:
         """Return the next configurations to measure, at most ``TOGETHER``."""
         proposals: list[_Proposal] = []
-        while (
-            len(proposals) < TOGETHER
-            and self.sampler.propose(self.study.study) is not None
-        ):
-            trial = self.study.ask(self.values)
+        while len(proposals) < TOGETHER:
+            # Once for each: a further proposal may predict that nothing else fits.
+            params = self.sampler.propose(self.study.study)
+            if params is None:
+                break
             configuration = Configuration.of(
-                {name: trial.params[name] for name in self.starting}
+                {name: params[name] for name in self.starting}
             )
+            trial = self.study.ask(self.values, configuration)
             proposals.append(_Proposal(trial=trial, configuration=configuration))
         self._tell_unfit()
         return proposals
