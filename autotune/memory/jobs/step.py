@@ -51,7 +51,14 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """
     request = StepRequest.of(measured)
     build, group, arguments = begin(request, local)
-    budget = _enforce_budget(request, group, local.get("device_used_before_bytes"))
+    budget = _enforce_budget(
+        request,
+        group,
+        local.get("device_used_before_bytes"),
+        # What training opens before its model stays open, as there. All other code opens
+        # its libraries as it goes, and must find none of ours.
+        clean=request.device == "cpu" or not hasattr(build, "before_budget"),
+    )
     return figures_of(request, build, arguments, budget, group)
 
 
@@ -101,7 +108,11 @@ def begin(
 
 
 def _enforce_budget(
-    request: StepRequest, group: RankGroup, used_by_rank_bytes: Sequence[int] | None
+    request: StepRequest,
+    group: RankGroup,
+    used_by_rank_bytes: Sequence[int] | None,
+    *,
+    clean: bool,
 ) -> Budget:
     """Limit the memory of this rank, and measure it from here on.
 
@@ -110,6 +121,7 @@ def _enforce_budget(
         group: Ranks, of which this process is one.
         used_by_rank_bytes: Memory in use on the GPU of each rank before the trial; None
             if it is unknown.
+        clean: True to leave nothing in the allocators, workspaces of cuBLAS included.
     """
     used_before_bytes = None
     if used_by_rank_bytes is not None:
@@ -118,8 +130,7 @@ def _enforce_budget(
         request.memory_budget_bytes,
         group.device,
         used_before_bytes,
-        # Workspaces that libraries have opened by now stay on a GPU, as in training.
-        clean=request.device == "cpu",
+        clean=clean,
         large_block_bytes=_LARGE_BLOCK_BYTES,
     )
 
