@@ -55,8 +55,8 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         request,
         group,
         local.get("device_used_before_bytes"),
-        # What training opens before its model stays open, as there. All other code opens
-        # its libraries as it goes, and must find none of ours.
+        # What training opens before its model stays open, as there. All other code
+        # opens its libraries as it goes, and must find none of ours.
         clean=request.device == "cpu" or not hasattr(build, "before_budget"),
     )
     return figures_of(request, build, arguments, budget, group)
