@@ -115,7 +115,7 @@ def test_growing_non_pytorch_memory_is_out_of_memory(null_gpu, patterned_dataset
     )
     assert outcomes == {
         "bert-mini: 1 sequence": "out_of_memory",
-        "bert-mini: 1 sequence without a limit": "measured",
+        "bert-mini: 1 sequence, wider limit": "measured",
     }
 
 

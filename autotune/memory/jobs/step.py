@@ -18,7 +18,12 @@ from autotune.memory.values import StepRequest
 from autotune.subjects.jobs import load
 from autotune.subjects.own.subject import LOOP, LOOP_STEPS
 from autotune.subjects.subject import StepFacts
-from autotune.trials.jobs.budget import Budget, enforce, lift_memory_limit
+from autotune.trials.jobs.budget import (
+    Budget,
+    enforce,
+    lift_memory_limit,
+    reject_mig_slice,
+)
 from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
 from trainer.distributed.ranks import Ranks, warm_up_libraries
@@ -90,6 +95,7 @@ def begin(
     arguments |= load.named(build, internal)
     # After that, as it may set variables that CUDA reads when it starts.
     group = join_rank_group(request.device, local)
+    reject_mig_slice(group.device)
     if before_budget is None:
         # Memory that libraries take when they are opened is not the model's.
         warm_up_libraries(

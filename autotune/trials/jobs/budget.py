@@ -51,6 +51,23 @@ def enforce(
         DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is
             chosen, are those of the whole GPU.
     """
+    reject_mig_slice(device)
+    if device.type == "cuda":
+        if clean:
+            # cuBLAS keeps its workspaces in PyTorch's allocator. A private function, as
+            # no public one of torch frees them.
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+        return CudaBudget(budget_bytes, device, device_used_before_bytes)
+    return CpuBudget(budget_bytes, large_block_bytes, clean=clean)
+
+
+def reject_mig_slice(device: torch.device) -> None:
+    """Reject a MIG slice; call it before work on the GPU.
+
+    Raises:
+        DeviceMissing: If the device is one.
+    """
     # Some drivers do not report MIG; only the device name then shows it.
     is_gpu = device.type == "cuda"
     if is_gpu and "MIG " in (name := torch.cuda.get_device_name(device)):
@@ -61,14 +78,6 @@ def enforce(
                 " (nvidia-smi -i INDEX -mig 0), or use --device cpu."
             ),
         )
-    if is_gpu:
-        if clean:
-            # cuBLAS keeps its workspaces in PyTorch's allocator. A private function, as
-            # no public one of torch frees them.
-            torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.empty_cache()
-        return CudaBudget(budget_bytes, device, device_used_before_bytes)
-    return CpuBudget(budget_bytes, large_block_bytes, clean=clean)
 
 
 class CpuBudget:

@@ -7,6 +7,7 @@ import torch
 
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from autotune.subjects.subject import StepFacts
+from autotune.trials.jobs.budget import reject_mig_slice
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
@@ -60,6 +61,7 @@ def join(config: dict[str, Any], rendezvous: str | None = None) -> Ranks:
         rendezvous: File through which the ranks of the node connect; None for one rank.
     """
     ranks = join_ranks(TrainConfig.model_validate(config), rendezvous=rendezvous)
+    reject_mig_slice(ranks.device)
     warm_up_libraries(ranks)
     return ranks
 
