@@ -221,7 +221,7 @@ def _own_step_figures(profile: Profile) -> Iterable[Measurement]:
         estimate=estimate_single(probe.feasible_max),
         exact=True,
     )
-    allocator = ", allocator" * is_pretended(profile.fingerprint.driver)
+    allocator = ", allocator" if is_pretended(profile.fingerprint.driver) else ""
     yield Measurement(
         metric=decide.PEAK_MEMORY,
         of=f"largest {subject.size}{allocator}",

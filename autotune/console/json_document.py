@@ -23,7 +23,7 @@ class CommandFailure:
     """Exit code of the command."""
     message: str
     next: str
-    """What to do about it."""
+    """Next step, as an instruction."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -205,7 +205,7 @@ class Advice:
 
     @property
     def target(self) -> tuple[str, ...]:
-        """What following the advice changes: its settings, or else its rule.
+        """Settings that the advice changes, or else its rule.
 
         Advice with the same target is one recommendation.
         """

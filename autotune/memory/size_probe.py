@@ -1,4 +1,4 @@
-"""What a probe tries: a subject at a known site, with its limits."""
+"""Subject of a probe: a training step at a known site, with its limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

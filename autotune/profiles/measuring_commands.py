@@ -1,4 +1,4 @@
-"""What the commands that measure a profile's training have in common."""
+"""Parts that the commands that measure a profile's training share."""
 
 import time
 from pathlib import Path

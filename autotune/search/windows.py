@@ -32,7 +32,7 @@ class StepWindow:
     """Throughput that it means for training with the global batch, in the subject's
     units: non-padding tokens/s for the bundled trainer."""
     figures: WindowFigures
-    """What the window measured."""
+    """Figures of the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

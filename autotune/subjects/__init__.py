@@ -1,4 +1,4 @@
-"""What is tuned: a training step that can be built at a size and fed by a loader.
+"""Subjects of tuning: training steps that are built at a size and fed by a loader.
 
 ``subject.Subject`` is the interface; begin there. Its kinds are ``own`` (functions of
 yours), ``transformers``, ``lightning`` and ``accelerate`` (those libraries' trainers)

@@ -1,4 +1,4 @@
-"""What a failure of your code says. Pure."""
+"""Words for a failure of your code. Pure."""
 
 import re
 from collections.abc import Sequence

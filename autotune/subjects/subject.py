@@ -62,7 +62,7 @@ class Size:
     noun: str | None = None
     """One of the size in words, such as ``sequence``; None to name the argument."""
     unit: str = "samples"
-    """What throughput counts, as a plural: ``samples``, ``tokens``, ``images``."""
+    """Unit of throughput, as a plural: ``samples``, ``tokens``, ``images``."""
     units_per_size: float = 1.0
     """Units that one more of the size adds: 512 tokens for a micro-batch of sequences
     of 512 tokens."""
@@ -84,7 +84,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What a step knows of itself, as its attribute ``autotune_facts``.
+    """Facts of a step, as its attribute ``autotune_facts``.
 
     Without it, a step is measured in seconds and bytes alone, one micro-batch a call.
     """
@@ -114,7 +114,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
-    """What a loader knows of itself, as its attribute ``autotune_facts``.
+    """Facts of a loader, as its attribute ``autotune_facts``.
 
     They are for windows in which the step that it feeds is replayed.
     """

@@ -1,4 +1,4 @@
-"""What the trainer and the tuner both read and write, with one owner. No torch here.
+"""Formats that the trainer and the tuner both read and write. No torch here.
 
 ``errors`` are the errors that you can act on. ``tables`` reads and validates any TOML
 or JSON file, ``nested_tables`` and ``canonical_json`` flatten and hash it. ``files``

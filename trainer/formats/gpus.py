@@ -1,4 +1,4 @@
-"""What NVML tells about GPUs.
+"""GPUs of this machine, as NVML reports them.
 
 An unknown figure is ``None``, or ``Unavailable`` with the reason.
 """

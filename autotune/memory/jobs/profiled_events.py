@@ -59,7 +59,7 @@ _LEAST_SHOWN_BYTES = 2**10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What hooks saw at a moment of the step."""
+    """Observation of a hook at a moment of the step."""
 
     kind: Literal["enter", "leave", "seen"]
     """``enter`` and ``leave``: a module is called, and returns."""
@@ -71,7 +71,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scope:
-    """What encloses an event of a profile."""
+    """Module, operator and phase that enclose an event of a profile."""
 
     node_module: str | None = None
     """Module of the node of autograd; None outside of backward."""

@@ -1,4 +1,4 @@
-"""What memory consists of at the peak of a step, for the console and the report."""
+"""Contents of memory at the peak of a step, for the console and the report."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a search has measured, and which configurations remain. Pure."""
+"""State of a search: its measurements, and the configurations that remain. Pure."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence

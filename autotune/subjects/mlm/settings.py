@@ -86,16 +86,16 @@ _NEUTRAL: Mapping[str, Argument] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSupport:
-    """What this machine supports of a step."""
+    """Capabilities of this machine for a step."""
 
     device: str
     """``cpu`` or ``cuda``."""
     compute_capability: tuple[int, int] = (0, 0)
     """Of the GPU; (0, 0) on a CPU."""
     missing_for_compile: str | None = None
-    """What ``torch.compile`` lacks; None if nothing."""
+    """Requirement that ``torch.compile`` lacks; None if it lacks none."""
     missing_for_triton: str | None = None
-    """What Triton's kernels lack; None if nothing."""
+    """Requirement that Triton's kernels lack; None if they lack none."""
     packages: frozenset[str] = frozenset()
     """Those of ``flash-attn-4``, ``torchao`` and ``liger_kernel`` that are
     installed."""

@@ -70,7 +70,7 @@ class OwnCode(StrictTable):
     along: str = SIZE
     """Argument of the step's function whose largest value is searched."""
     unit: str = "samples"
-    """What throughput counts, as a plural."""
+    """Unit of throughput, as a plural."""
     units_per_size: PositiveFloat = 1.0
     """Units that one more of the size adds."""
 

@@ -68,9 +68,11 @@ def reject_mig_slice(device: torch.device) -> None:
     Raises:
         DeviceMissing: If the device is one.
     """
+    if device.type != "cuda":
+        return
     # Some drivers do not report MIG; only the device name then shows it.
-    is_gpu = device.type == "cuda"
-    if is_gpu and "MIG " in (name := torch.cuda.get_device_name(device)):
+    name = torch.cuda.get_device_name(device)
+    if "MIG " in name:
         raise DeviceMissing(
             f"{name!r} is a MIG slice, but NVML reports the memory of the whole GPU",
             next_step=(

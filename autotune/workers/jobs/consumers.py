@@ -58,7 +58,7 @@ class FedStep:
         self._step: Callable[..., object] = step
         self._device = device
         self.facts: StepFacts = getattr(step, FACTS, StepFacts())
-        """What the step knows of itself."""
+        """Facts of the step."""
         self._takes_batch = _takes_batch(step)
         self._last_end: DeviceEvent | None = None
         self.wait = DataWait(lambda: mark(device))

@@ -1,4 +1,4 @@
-"""What commands print with ``--json``, read back as the type that declares it."""
+"""Answers of commands with ``--json``, read back as the type that declares them."""
 
 import json
 from pathlib import Path

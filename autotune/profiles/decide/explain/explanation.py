@@ -31,7 +31,7 @@ class Explanation:
     value: Any = None
     """Value of the setting in the profile."""
     origin: Origin
-    """What decided the value."""
+    """Origin of the value."""
     because: str
     """Reason for the value, in words."""
     evidence: tuple[EvidenceFigure, ...] = ()

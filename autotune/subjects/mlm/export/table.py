@@ -118,7 +118,7 @@ class SettingRow:
     near: Remark = None
     """Difference, if the target only has a similar effect."""
     lost: Remark = None
-    """What happens instead, if the target lacks the effect; takes precedence over
+    """Consequence, if the target lacks the effect; takes precedence over
     ``near``."""
 
 
