@@ -628,7 +628,8 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
         if peaks := positive_figures(
             StepFigures.of(outcome).peak_bytes for _, outcome in measured
         ):
-            of += ", allocator" * is_pretended(driver)
+            if is_pretended(driver):
+                of += ", allocator"
             yield Measurement(
                 metric=decide.PEAK_MEMORY, of=of, estimate=estimate_single(max(peaks))
             )
