@@ -46,7 +46,7 @@ from benchmarks.bars import (
 )
 from testbed.nullgpu.steps import WITHOUT, StepCase, counted
 from testbed.programs import TORCHAO
-from trainer.config.presets import model_settings
+from trainer.formats.presets import model_settings
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "bert-120m_launches_per_step": ("launches", "<=", 530),

@@ -43,9 +43,9 @@ from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, 
 from testbed.fakes import FakeMachine
 from testbed.programs import CannotMeasure, run_program
 from testbed.simulators.memory import MACHINES, SimulatedMachine, search
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "estimate_law_against_memtracker_ratio": ("ratio", ">=", 10),

@@ -36,12 +36,12 @@ from testbed.corpora import (
     real_lengths,
     write_corpus,
 )
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.packing import pack_sequences
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 ROWS, ROW_TOKENS = 64, 512
 SAMPLES = 20_000

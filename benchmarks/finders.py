@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.process import end_with_parent
-from trainer.config.presets import PRESETS
+from trainer.formats.presets import PRESETS
 
 LIGHTNING_FIRST_ROWS = 2
 """Lightning's default."""
@@ -142,10 +142,10 @@ class _Bench:
     def __init__(self, case: Case) -> None:
         from autotune.trials.jobs.budget import enforce
         from autotune.trials.jobs.cpu_allocators import keep_one_arena
-        from trainer.config.train_config import TrainConfig
         from trainer.distributed.ranks import join_ranks
         from trainer.formats.manifest import SpecialIds
         from trainer.formats.tables import parse_table
+        from trainer.formats.train_config import TrainConfig
 
         self._case = case
         self.config = parse_table(

@@ -38,9 +38,9 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session, open_session
 from autotune.trials.sweep_request import SweepRequest
 from testbed.corpora import real_lengths, write_corpus
-from trainer.config.presets import model_settings
-from trainer.config.train_config import ModelSettings
+from trainer.formats.presets import model_settings
 from trainer.formats.progress import progress
+from trainer.formats.train_config import ModelSettings
 
 GRID = (
     Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"

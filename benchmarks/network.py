@@ -35,7 +35,7 @@ from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_learnable_corpus
 from testbed.simulators.hosts import hosts, together
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 RATES_BITS_PER_S = (1_000_000_000, 200_000_000)
 HOSTS = (2, 4)

@@ -39,7 +39,7 @@ from benchmarks.finders import (
     find_with_lightning,
 )
 from testbed.corpora import synthetic_manifest
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 TRIALS_BAR = 2.5
 TIME_BAR = 1.0

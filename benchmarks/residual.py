@@ -38,10 +38,10 @@ from benchmarks.bars import (
 )
 from testbed.programs import run_program
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import join_ranks
 from trainer.formats.manifest import read_manifest
 from trainer.formats.run_record import read_run
+from trainer.formats.train_config import TrainConfig
 from trainer.loop import train
 from trainer.record.writer import RunWriter
 

@@ -24,11 +24,11 @@ from transformers import BertConfig
 from benchmarks.paper import PaperModel
 from benchmarks.samples import Samples, collator
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.formats.run_record import StepRow
+from trainer.formats.train_config import TrainConfig
 from trainer.loop import train
 from trainer.model.encoder_config import build_config
 from trainer.record.writer import RunWriter

@@ -24,9 +24,7 @@ from trainer.checkpoint.format import (
     parse_manifest,
 )
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
-from trainer.config.presets import model_settings
 from trainer.config.resolve import resolve
-from trainer.config.train_config import CheckpointSettings, ModelSettings, TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
@@ -34,7 +32,9 @@ from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.position import Position
 from trainer.distributed.ranks import join_ranks
 from trainer.formats.events import EventRow
+from trainer.formats.presets import model_settings
 from trainer.formats.tables import read_json
+from trainer.formats.train_config import CheckpointSettings, ModelSettings, TrainConfig
 
 _PROFILE = """\
 schema_version = 3

@@ -109,11 +109,11 @@ def make_bars(figures: dict[str, Any]) -> list[Bar]:
 
 def read(directory: Path, batches: int) -> dict[str, Any]:
     """Open a dataset and take batches, in this process."""
-    from trainer.config.train_config import ModelSettings, TrainConfig
     from trainer.data.batch_plan import make_plan
     from trainer.data.dataset import TokenDataset
     from trainer.data.loader import make_loader, micro_batch_plans
     from trainer.data.micro_batch_source import MicroBatchSource
+    from trainer.formats.train_config import ModelSettings, TrainConfig
 
     config = TrainConfig(
         model=ModelSettings(name="none", config={"model_type": "bert"}),

@@ -37,9 +37,9 @@ from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
 from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
 from testbed.programs import TORCHAO, CannotMeasure
-from trainer.config.presets import model_settings
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.formats.events import utc_now
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "published_figures": ("figures", ">=", 8),

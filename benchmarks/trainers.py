@@ -32,8 +32,8 @@ from autotune.trials.decide.plausibility import least_flops_per_token
 from benchmarks.gpu.step_settings import step_config
 from benchmarks.paper_recipe import BATCH, WORKERS, RecipeModel, RecipeStep
 from benchmarks.samples import Samples, collator
-from trainer.config.presets import model_settings
 from trainer.data.dataset import TokenDataset
+from trainer.formats.presets import model_settings
 from trainer.health.failures import out_of_memory
 from trainer.model.encoder_config import build_config
 

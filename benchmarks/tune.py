@@ -61,9 +61,9 @@ from benchmarks.grid import GRID, Grid, read_grids
 from testbed.corpora import real_lengths, write_corpus
 from testbed.fakes import FakeClock, FakeMachine
 from testbed.programs import run_program
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 REPLAYS = 40
 SAMPLER_TRIAL_SHARES = (0.2, 0.3)

@@ -44,9 +44,9 @@ from autotune.workers.windows import windows_of_trainer
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.loader import SimulatedFeed
-from trainer.config.presets import model_settings
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.formats.manifest import read_manifest
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 TRAININGS = 1000
 MOST_WINDOWS = 2000

@@ -43,7 +43,7 @@ from testbed.simulators.worlds import (
     settings,
     step,
 )
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 DATA = DataFacts(
     path="DATA",

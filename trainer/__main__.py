@@ -25,13 +25,13 @@ from trainer.failure_notes import FailureNote, publish_failure, read_failure
 from trainer.formats.cpu_environment import CPU_ENVIRONMENT
 from trainer.formats.errors import TrainerError, error_text, permission_denied
 from trainer.formats.manifest import read_manifest
+from trainer.formats.process_status import process_started_s
 from trainer.formats.run_record import MODEL_DIRECTORY, RUN_FILE
 from trainer.health.signals import SIGNALS, exit_signals
 from trainer.health.watchdog import REQUEUE
 from trainer.rank_job import JobEnd, RankJob, write_failure
 from trainer.record.boards import check_installed
 from trainer.record.closed_streams import ignore_closed_streams
-from trainer.record.process_start import process_started_s
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import (
 )
 from transformers import PreTrainedModel
 
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import TrainConfig
 from trainer.model.flash_attention import ATTEND
 
 

@@ -12,12 +12,12 @@ from transformers import PretrainedConfig
 
 from trainer.activation_checkpointing import checkpoint_activations
 from trainer.compilation import check_compile, compile_layers
-from trainer.config.train_config import TrainConfig
 from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.parallel import ParallelModule, parallelise
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import TrainStep
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig
 from trainer.matmul_weights import model_work
 from trainer.model.attention import (
     choose_attention,

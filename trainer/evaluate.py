@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import BatchPlan, make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
@@ -17,6 +16,7 @@ from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.parallel import reshard_weights
 from trainer.distributed.ranks import Ranks
 from trainer.formats.run_record import EvaluationRow
+from trainer.formats.train_config import TrainConfig
 from trainer.model.masked_lm import MaskedLM
 
 _MAX_LOG_PERPLEXITY = 700.0

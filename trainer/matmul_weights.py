@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
+from trainer.formats.families import FAMILIES
 from trainer.model.encoder import model_head, model_layers
 from trainer.model.encoder_config import window_tokens
-from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
 
 

@@ -12,7 +12,6 @@ from trainer.checkpoint.resume import Start
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.compilers import with_compile
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import Logger, TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
@@ -23,6 +22,7 @@ from trainer.formats.gpus import Unavailable
 from trainer.formats.nvml import NvmlMonitor
 from trainer.formats.run_record import RunHeader
 from trainer.formats.slurm_time import slurm_left_s
+from trainer.formats.train_config import Logger, TrainConfig
 from trainer.health.controller import HealthController
 from trainer.health.time_budget import TimeBudget
 from trainer.health.watchdog import Watchdog

@@ -28,13 +28,13 @@ from autotune.profiles.store import StoredProfile, read_trainer_profile
 from autotune.speed.measure import known_rates
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
-from trainer.config.resolve import profile_sha256, read_profile_tables
-from trainer.config.train_config import Tag, TrainConfig, tagged
 from trainer.formats.errors import TrainerError
 from trainer.formats.manifest import MANIFEST_NAME, read_manifest
+from trainer.formats.profile_file import profile_sha256, read_profile_tables
 from trainer.formats.progress import Update
+from trainer.formats.recorded_settings import settings_of
 from trainer.formats.run_record import RUN_FILE, Run, read_run
-from trainer.record.recorded_settings import settings_of
+from trainer.formats.train_config import Tag, TrainConfig, tagged
 
 
 def context_of(

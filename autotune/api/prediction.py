@@ -9,7 +9,7 @@ from autotune.base.units import parse_bytes
 from autotune.memory.prediction import predict, settings_of_step
 from autotune.memory.target import PredictionRequest, find_target
 from autotune.memory.values import PredictedModel
-from trainer.config.presets import model_settings
+from trainer.formats.presets import model_settings
 
 
 def estimate(

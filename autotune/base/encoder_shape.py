@@ -8,8 +8,8 @@ from autotune.base.model_config import (
     config_count,
     config_number,
 )
-from trainer.config.train_config import TrainConfig
-from trainer.model.families import FAMILIES, LayerLayout
+from trainer.formats.families import FAMILIES, LayerLayout
+from trainer.formats.train_config import TrainConfig
 
 _GLOBAL_EVERY = 3
 """Default of ModernBERT: every third layer, from the first one, attends to the whole

@@ -3,7 +3,7 @@
 Configs leave out what is the default of their architecture, and may hold anything.
 """
 
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 HIDDEN_SIZE = 768
 """Default for configs that leave it out: BERT's, and that of most encoders."""

@@ -7,7 +7,7 @@ import math
 
 from autotune.base.encoder_shape import encoder_shape
 from autotune.base.model_config import config_number
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 from trainer.model.flops import ModelWork
 
 _VOCAB_MULTIPLE = 64

@@ -2,10 +2,10 @@
 
 from autotune.baseline.decide.recipes import TUNED, Recipe, hf_trainer, paper
 from autotune.evidence.baseline import RecipeName
-from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.sequence_statistics import sequence_statistics
+from trainer.formats.train_config import TRIMMED_LAYOUTS, TrainConfig
 
 
 def recipes_to_compare(

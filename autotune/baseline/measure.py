@@ -34,8 +34,8 @@ from autotune.trials.outcomes import (
 from autotune.trials.rounds import Rounds
 from autotune.trials.values import Trial
 from autotune.workers.windows import SubjectWindows, training_trial
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import Manifest
+from trainer.formats.train_config import TrainConfig
 
 RoundFigures = dict[RecipeName, WindowFigures]
 """Figures of one round's windows, without those of recipes that failed."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from trainer.distributed.cpu_binding import NUMA_VARIABLE
+from trainer.formats.cpu_environment import NUMA_VARIABLE
 from trainer.formats.slurm_time import parse_slurm_time_s
 from trainer.formats.tables import StrictTable, parse_table, read_toml
 

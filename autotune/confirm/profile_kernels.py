@@ -13,8 +13,8 @@ from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import Manifest
+from trainer.formats.train_config import TrainConfig
 
 MOST_MICRO_BATCHES = 4
 """Most micro-batches of a profiled step. All of them have the same kernels."""

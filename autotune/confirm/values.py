@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import PositiveFloat, PositiveInt
 
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 
 class ShortTrainingRequest(TrialRequest):

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 def models(incomplete: str) -> list[str]:
     """Return the presets that begin with ``incomplete``."""
-    from trainer.config.presets import PRESETS
+    from trainer.formats.presets import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
 

@@ -51,8 +51,8 @@ def preparation_warnings(manifest: "Manifest", validation_share: float) -> list[
         manifest: Its manifest.
         validation_share: Share of samples that was to be held out.
     """
-    from trainer.config.train_config import TrainConfig
     from trainer.formats.manifest import MAX_CUT_TOKENS_SHARE
+    from trainer.formats.train_config import TrainConfig
 
     warnings = []
     samples = manifest.train.samples

@@ -7,8 +7,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from autotune.base.interval import Interval, RatioBounds
 from autotune.evidence.gpu_use import Share
-from trainer.config.train_config import GradientDtype, Strategy
 from trainer.formats.tables import StrictTable
+from trainer.formats.train_config import GradientDtype, Strategy
 
 ELEMENT_BYTES: dict[GradientDtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 MIB = 2**20

@@ -27,13 +27,13 @@ from autotune.evidence.network import NetworkEvidence
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.values import is_pretended
-from trainer.config.train_config import (
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.tables import StrictTable
+from trainer.formats.train_config import (
     PROFILE_SCHEMA_VERSION,
     ModelSettings,
     TrainConfig,
 )
-from trainer.formats.canonical_json import canonical_sha256
-from trainer.formats.tables import StrictTable
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 """Pattern of a SHA-256 in hexadecimal, as this project writes it."""

@@ -54,8 +54,8 @@ class TrainOptions:
         from autotune.machine.host import SystemHost
         from autotune.profiles.approval import reject_other_settings, require_approved
         from autotune.profiles.store import read_trainer_profile
-        from trainer.code_hash import code_sha256
         from trainer.config.resolve import resolve
+        from trainer.formats.code_hash import code_sha256
         from trainer.formats.manifest import read_manifest
         from trainer.record.writer import default_run_directory
 
@@ -215,7 +215,8 @@ def _submit(
     from autotune.cluster.slurm import submit as submit_script
     from autotune.launch.training_job import train_script
     from autotune.machine.host import SystemHost
-    from trainer.config.resolve import is_modified, modified_text, read_profile_tables
+    from trainer.config.resolve import modified_text
+    from trainer.formats.profile_file import is_modified, read_profile_tables
 
     hours, seconds = divmod(math.ceil(time_limit_s or 0), 3600)
     clock = f"{hours // 24}-{hours % 24:02d}:{seconds // 60:02d}:{seconds % 60:02d}"

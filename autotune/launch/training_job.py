@@ -15,7 +15,7 @@ from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
 from autotune.errors import BadInput
 from autotune.evidence.profile import Profile
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12
 """Bytes of a parameter in a checkpoint: the weight and AdamW's two moments, in 32

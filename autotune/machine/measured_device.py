@@ -20,7 +20,7 @@ from autotune.machine.host import Host
 from autotune.machine.node_facts import NodeFacts
 from autotune.machine.torch_gpus import gpus_of_torch
 from autotune.machine.values import HostFacts
-from trainer.code_hash import code_sha256
+from trainer.formats.code_hash import code_sha256
 from trainer.formats.errors import TrainerError
 from trainer.formats.gpus import GpuFacts, Unavailable, visible_devices
 from trainer.formats.manifest import read_manifest

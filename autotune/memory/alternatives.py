@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 
 from autotune.memory.predictor import LargestSize, Predictor
 from autotune.memory.values import Alternative
-from trainer.config.train_config import TrainConfig
+from trainer.formats.families import FAMILIES
 from trainer.formats.progress import Update
-from trainer.model.families import FAMILIES
+from trainer.formats.train_config import TrainConfig
 
 _OWN_ATTENTION = "row"
 """Name of the own attention of an encoder that this project does not know."""

@@ -324,7 +324,7 @@ def estimate(
     from autotune.memory.prediction import joined_error, predict, settings_of_step
     from autotune.memory.sections import estimate_text
     from autotune.memory.target import PredictionRequest, find_target
-    from trainer.config.presets import model_settings
+    from trainer.formats.presets import model_settings
     from trainer.formats.progress import progress
 
     # The other options reach ``PredictionRequest`` and ``_probe_command`` by name, as

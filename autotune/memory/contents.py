@@ -10,11 +10,11 @@ from pathlib import Path
 from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.evidence.profile import Profile
 from autotune.profiles.store import StoredProfile
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics
 from trainer.formats.batch_split import Layout
 from trainer.formats.manifest import Manifest, SpecialIds
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence that are assumed without a dataset. Program functions

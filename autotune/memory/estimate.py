@@ -24,8 +24,8 @@ from autotune.speed.values import StepWork
 from autotune.trials.outcomes import Measured, TimedOut
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import TrialRequest
-from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import head_slots
+from trainer.formats.train_config import TrainConfig
 
 FIRST_SIZES = (8, 64)
 """Micro-batch sizes that are traced first: far enough apart to show the growth of each

@@ -10,8 +10,8 @@ from autotune.speed.decide import predict_speed
 from autotune.speed.values import MachineRates
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.trial_machine import Machine
-from trainer.config.train_config import TrainConfig
 from trainer.formats.progress import Update
+from trainer.formats.train_config import TrainConfig
 
 
 def predicted_gains(

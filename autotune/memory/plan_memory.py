@@ -29,8 +29,8 @@ from autotune.memory.estimate import (
 from autotune.memory.values import MemoryParts, MemoryPlan
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
-from trainer.config.train_config import TrainConfig
 from trainer.formats.progress import Update
+from trainer.formats.train_config import TrainConfig
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:

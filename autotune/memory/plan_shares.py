@@ -7,7 +7,7 @@ from autotune.evidence.plan import Fleet
 from autotune.memory.decide.sharding import ZERO_WAYS, shares, zero_share
 from autotune.memory.values import MemoryPlan
 from autotune.profiles.decide.micro_batch import with_headroom
-from trainer.config.train_config import Strategy
+from trainer.formats.train_config import Strategy
 
 _SHARDING_STRATEGIES = {
     way.name: way.strategy

@@ -11,8 +11,8 @@ from autotune.memory.target import PredictionRequest, Target
 from autotune.memory.values import Alternative, Answer, PredictedModel
 from autotune.profiles.decide.default_settings import default_layout, default_precision
 from autotune.trials.fork_server import ForkServerMachine
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.formats.progress import Update
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 
 def settings_of_step(

@@ -31,7 +31,7 @@ from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
 from autotune.speed.values import SpeedPrediction, StepWork
 from autotune.trials.trial_machine import Machine
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 _MEMORY_SAVERS = {
     "--precision bf16": {"precision": "bf16"},

@@ -13,9 +13,9 @@ from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.subject import Argument
 from autotune.trials.trial_machine import Machine
-from trainer.config.train_config import TrainConfig
 from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.manifest import Manifest
+from trainer.formats.train_config import TrainConfig
 
 FIT_STEPS = StepCounts(warmup=1, timed=1)
 """Steps of a trial that tests whether a size fits; an evaluation follows each step."""

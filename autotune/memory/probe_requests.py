@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import requested_config
-from trainer.config.presets import model_settings
+from trainer.formats.presets import model_settings
 
 if TYPE_CHECKING:
     from autotune.console.options import ModelOptions

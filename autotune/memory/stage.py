@@ -44,11 +44,11 @@ from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial
 from trainer.config.compilers import missing_for_compile
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import sequence_statistics
 from trainer.formats.events import utc_now
 from trainer.formats.tables import parse_table
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 _EXPECTED_TRIALS = 12
 """Usual number of trials of a probe, for its progress bar."""

@@ -19,9 +19,9 @@ from autotune.memory.decide.overheads import (
     overheads_on_cpu,
     overheads_on_gpu,
 )
-from trainer.config.train_config import TrainConfig
 from trainer.formats.gpus import visible_devices
 from trainer.formats.nvml import NvmlMonitor
+from trainer.formats.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from autotune.base.encoder_shape import encoder_shape
 from autotune.evidence.network import GradientPart
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 _PARTS_PER_LAYER = 4
 """Equal parts in which the gradients of a layer are assumed to become ready."""

@@ -50,7 +50,7 @@ from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial, TrialRequest
-from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
+from trainer.formats.train_config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {
     device: [2**exponent for exponent in range(12, end, 2)]

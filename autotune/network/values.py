@@ -6,7 +6,7 @@ They are links, compute of a rank, and gradient synchronisation.
 from typing import ClassVar
 
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 
 class LinksRequest(TrialRequest):

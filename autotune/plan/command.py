@@ -13,7 +13,7 @@ from autotune.errors import UsageError
 if TYPE_CHECKING:
     from autotune.evidence.plan import Goal
     from autotune.profiles.store import StoredProfile
-    from trainer.config.train_config import TrainConfig
+    from trainer.formats.train_config import TrainConfig
 
 _RATE = opt.quantity("--tokens-per-s", parse_amount, "100K")
 
@@ -146,7 +146,7 @@ def _source(
 ) -> "StoredProfile | TrainConfig":
     from autotune.memory.prediction import settings_of_step
     from autotune.profiles.store import read_trainer_profile
-    from trainer.config.presets import model_settings
+    from trainer.formats.presets import model_settings
 
     if (model is None) == (profile is None):
         raise UsageError(

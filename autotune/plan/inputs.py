@@ -48,9 +48,9 @@ from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.store import StoredProfile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
-from trainer.config.train_config import Strategy, TrainConfig
 from trainer.formats.manifest import read_manifest
 from trainer.formats.progress import Update
+from trainer.formats.train_config import Strategy, TrainConfig
 
 LINE_BITS_PER_S = 100e9
 """Assumed line rate of a node's NIC."""

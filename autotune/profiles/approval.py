@@ -23,12 +23,12 @@ from autotune.profiles.decide.follow_up import command
 from autotune.profiles.store import StoredProfile, read_profile, read_tables
 from autotune.profiles.toml_file import present_sha256
 from autotune.trials.trial_log import report_directory
-from trainer.config.resolve import PROFILE_HASH_KEY, profile_sha256
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig, UnreadableFile
 from trainer.formats.events import utc_now
 from trainer.formats.nested_tables import flatten_table
+from trainer.formats.profile_file import PROFILE_HASH_KEY, profile_sha256
 from trainer.formats.tables import parse_table, read_json
+from trainer.formats.train_config import TrainConfig
 
 _MOST_REVIEW_BYTES = 2**20
 """Limit of a review's file, far above the few thousand characters that a review may

@@ -16,8 +16,8 @@ from autotune.trials import trial_log
 from autotune.trials.decide.own_records import own_records
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import FinishedTrial
-from trainer.config.train_config import TrainConfig
 from trainer.formats.events import utc_now
+from trainer.formats.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from autotune.profiles.decide.follow_up import (
 )
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.review_text import trial_log_words
-from trainer.config.presets import PRESETS
+from trainer.formats.presets import PRESETS
 
 
 def reproduction_blocks(reported: ReportedProfile) -> tuple[Block, ...]:

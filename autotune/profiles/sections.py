@@ -19,7 +19,7 @@ from autotune.profiles.decide.batch_split import (
 from autotune.profiles.decide.explain import explanations
 from autotune.profiles.review_text import approval_line, content_state
 from autotune.profiles.store import WrittenProfile
-from trainer.config.train_config import ParallelSettings
+from trainer.formats.train_config import ParallelSettings
 
 
 def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:

@@ -17,10 +17,10 @@ from autotune.evidence.profile import (
 from autotune.profiles.toml_file import profile_from_tables, profile_to_toml
 from autotune.trials.decide.profile_rates import check_profile
 from autotune.trials.values import FinishedTrial
-from trainer.config.resolve import find_data, read_profile_tables
-from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.formats.errors import TrainerError
 from trainer.formats.manifest import MANIFEST_NAME
+from trainer.formats.profile_file import find_data, read_profile_tables
+from trainer.formats.train_config import DataSettings, Tag, TrainConfig, tagged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.evidence.profile import Profile
-from trainer.config.resolve import PROFILE_HASH_KEY
 from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.errors import BadConfig
+from trainer.formats.profile_file import PROFILE_HASH_KEY
 from trainer.formats.tables import parse_table
 
 _TRAINER_READS = "The trainer reads [train]."

@@ -21,8 +21,8 @@ from autotune.speed.values import (
     SpeedPrediction,
     StepWork,
 )
-from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.formats.gpu_peaks import find_peak, matmul_format, peak_flops_per_s
+from trainer.formats.train_config import TRIMMED_LAYOUTS, TrainConfig
 
 Float64 = npt.NDArray[np.float64]
 

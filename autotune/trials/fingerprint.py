@@ -4,8 +4,8 @@ from typing import Any
 
 from autotune.evidence.profile import Fingerprint, model_sha256
 from autotune.machine.measured_device import MeasuredDevice
-from trainer.config.train_config import ModelSettings
 from trainer.formats.manifest import Manifest
+from trainer.formats.train_config import ModelSettings
 
 
 def fingerprint(

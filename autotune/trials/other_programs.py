@@ -9,7 +9,7 @@ from autotune.machine.decide import busy_host, is_busy
 from autotune.machine.values import HostFacts
 from autotune.trials.contamination_guard import other_users
 from trainer.formats.nvml import GpuMonitor
-from trainer.record.process_start import process_started_s
+from trainer.formats.process_status import process_started_s
 
 _LOAD_AVERAGE_S = 60.0
 """Time that ``load_average_1min`` covers, in seconds."""

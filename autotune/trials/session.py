@@ -32,9 +32,9 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_machine import Machine, StartedMachine
-from trainer.config.train_config import ModelSettings
 from trainer.formats.manifest import Manifest, read_manifest
 from trainer.formats.nvml import NvmlMonitor
+from trainer.formats.train_config import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

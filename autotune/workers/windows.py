@@ -17,7 +17,7 @@ from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits, micro_batch_bytes
 from autotune.workers.values import CallTable, WindowRequest
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 TORCH_DEFAULTS: Mapping[str, int | bool] = {"prefetch_factor": 2, "pin_memory": False}
 """Settings of a torch DataLoader to which none are passed."""

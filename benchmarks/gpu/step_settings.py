@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

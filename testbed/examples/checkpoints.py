@@ -8,9 +8,9 @@ from pathlib import Path
 from trainer.checkpoint import format
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig
 from trainer.data.position import Position
 from trainer.formats.run_record import RunExit, RunHeader
+from trainer.formats.train_config import TrainConfig
 from trainer.record.writer import RunWriter
 
 CONTENT = bytes(range(256)) * 4

@@ -19,8 +19,8 @@ from autotune.workers.windows import SubjectWindows, windows_of_trainer
 from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CACHED_TOKENS_PER_S = 1000.0

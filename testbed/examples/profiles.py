@@ -10,7 +10,7 @@ from autotune.evidence.profile import (
     trainer_subject,
 )
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(
     device="cpu",

@@ -49,12 +49,6 @@ from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import evaluation_of, row_of, startup_of
-from trainer.config.train_config import (
-    DataSettings,
-    ModelSettings,
-    ParallelSettings,
-    TrainConfig,
-)
 from trainer.formats.events import EventRow
 from trainer.formats.manifest import (
     LengthHistogram,
@@ -65,6 +59,12 @@ from trainer.formats.manifest import (
     Split,
 )
 from trainer.formats.run_record import Run, StepRow
+from trainer.formats.train_config import (
+    DataSettings,
+    ModelSettings,
+    ParallelSettings,
+    TrainConfig,
+)
 
 GIB = 2**30
 ROW_TOKENS, FILL = 512, 0.994

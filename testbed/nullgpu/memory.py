@@ -26,8 +26,11 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
 from testbed.corpora import real_lengths, synthetic_manifest, write_corpus
 from testbed.programs import FLASH_ATTENTION_4
-from trainer.config.presets import model_settings
-from trainer.config.train_config import (
+from trainer.data.sequence_statistics import SequenceStatistics
+from trainer.formats.batch_split import Layout
+from trainer.formats.nvml import NvmlMonitor
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import (
     Attention,
     Checkpointing,
     Head,
@@ -37,9 +40,6 @@ from trainer.config.train_config import (
     Strategy,
     TrainConfig,
 )
-from trainer.data.sequence_statistics import SequenceStatistics
-from trainer.formats.batch_split import Layout
-from trainer.formats.nvml import NvmlMonitor
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 30_522

@@ -23,7 +23,7 @@ import tomlkit
 from testbed.corpora import real_lengths, write_corpus
 from testbed.nullgpu.counts import Counts
 from testbed.programs import FLASH_ATTENTION_4, TORCHAO
-from trainer.config.presets import model_settings
+from trainer.formats.presets import model_settings
 from trainer.health.watchdog import Watchdog
 
 ROOT = Path(__file__).parents[2]

@@ -19,13 +19,13 @@ from transformers import AutoModelForMaskedLM
 
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from trainer.build import build_training
-from trainer.config.train_config import (
+from trainer.distributed.ranks import Ranks
+from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import (
     ModelSettings,
     TrainConfig,
     gradient_accumulation_steps,
 )
-from trainer.distributed.ranks import Ranks
-from trainer.formats.manifest import SpecialIds
 from trainer.model.encoder_config import build_config
 
 STEPS = 2

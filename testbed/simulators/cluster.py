@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config.train_config import GradientDtype
+from trainer.formats.train_config import GradientDtype
 
 MIB = 2**20
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB

@@ -27,8 +27,8 @@ from autotune.trials.values import Trial
 from testbed.examples.feeds import CONFIG, runner_on, windows_of
 from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
-from trainer.config.train_config import Checkpointing
 from trainer.data.sequence_statistics import SequenceStatistics
+from trainer.formats.train_config import Checkpointing
 
 Choice = Mapping[str, Argument]
 Rate = Callable[[Choice], float]

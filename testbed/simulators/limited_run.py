@@ -15,10 +15,10 @@ from typing import Any
 
 import trainer.data.loader
 from trainer.__main__ import main as train
-from trainer.config.train_config import TrainConfig
 from trainer.data.loader import Source, make_loader
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.sampler import MicroBatchPlan
+from trainer.formats.train_config import TrainConfig
 
 
 class Delayed:

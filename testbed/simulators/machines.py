@@ -20,7 +20,7 @@ from testbed.simulators.kernels import (
     kernels_of,
 )
 from testbed.simulators.noise import log_uniform
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 CAUSES: tuple[Cause, ...] = (
     "compute",

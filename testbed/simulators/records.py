@@ -16,8 +16,8 @@ from autotune.evidence.profile import (
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from testbed.examples.checkpoints import header_of
 from testbed.examples.run_rows import row_of
-from trainer.config.train_config import TrainConfig
 from trainer.formats.run_record import Run, StepRow
+from trainer.formats.train_config import TrainConfig
 
 
 def run_of_rows(

@@ -20,8 +20,8 @@ from autotune.evidence.profile import Profile
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.profiles.decide.batch_split import split_global_batch
 from testbed.simulators.records import profile_with, run_of_rows, step_row, sweep_with
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.formats.run_record import Run
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 PEAKS_FLOPS_PER_S = {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12}
 VOCAB_SIZE = 16_384

@@ -15,9 +15,9 @@ from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile
-from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.formats.manifest import read_manifest
 from trainer.formats.nvml import NvmlMonitor
+from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
 
 @pytest.fixture

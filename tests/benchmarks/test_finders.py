@@ -16,8 +16,8 @@ from benchmarks.finders import (
     find_with_accelerate,
     find_with_lightning,
 )
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig
 
 SHAPE = {
     "num_hidden_layers": 1,

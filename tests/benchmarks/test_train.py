@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.rivals import HuggingFace, Ours, Paper
 from benchmarks.train import Found, Setting, flop_ratio, make_bars, make_match, recipes
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 
 @pytest.fixture(scope="module")

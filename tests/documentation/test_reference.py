@@ -12,8 +12,8 @@ from autotune import errors as tuner
 from autotune.cluster.site_file import SiteFile
 from autotune.evidence.profile import Constraints, Fingerprint, Provenance
 from tests.documentation.blocks import ROOT
-from trainer.config.train_config import TrainConfig
 from trainer.formats import errors as trainer
+from trainer.formats.train_config import TrainConfig
 
 REFERENCE = ROOT / "docs" / "reference"
 VARIABLE = re.compile(

@@ -11,7 +11,7 @@ import pytest
 from autotune.advice.decide.rules import RULES
 from testbed.browser import visit
 from tests.documentation.blocks import ROOT
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 EXPLANATIONS = ("benchmarks", "how-it-works")
 SLOW = [

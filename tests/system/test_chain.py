@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from testbed.simulators.trainings import write_settings
-from trainer.config.presets import PRESETS
+from trainer.formats.presets import PRESETS
 from trainer.formats.run_record import read_run
 
 pytestmark = pytest.mark.system

@@ -18,9 +18,9 @@ from testbed.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
 from tests.trainer.tiny_models import config_of
-from trainer.config.train_config import DataSettings
 from trainer.formats.manifest import read_manifest
 from trainer.formats.run_record import read_exit
+from trainer.formats.train_config import DataSettings
 
 pytestmark = pytest.mark.system
 MEASURE = """

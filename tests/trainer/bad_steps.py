@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import pytest
 
-from trainer.config.train_config import HealthSettings
 from trainer.data.position import Position
 from trainer.distributed.step import TrainStep
+from trainer.formats.train_config import HealthSettings
 from trainer.model.masked_lm import MaskedLM
 
 EASING_STEPS = 10

@@ -7,10 +7,10 @@ import torch
 
 from tests.trainer.tiny_models import micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import unwrap_optimizer
+from trainer.formats.train_config import TrainConfig
 
 FP32_ROUNDING = 1e-6
 """Relative error of fp32 sums in another order: about ten times the smallest step of

@@ -14,9 +14,9 @@ from tests.trainer.gradients import (
 from tests.trainer.masked_attention import choose_varlen
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.train_config import TrainConfig
 from trainer.graph_counter import WARM_UP_STEPS, GraphCounter
 
 LEARNING_RATE = 1e-4

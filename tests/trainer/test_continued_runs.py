@@ -17,8 +17,8 @@ from tests.trainer.training_runs import (
     varied_samples,
     weights_of,
 )
-from trainer.config.train_config import DataSettings, ModelSettings
 from trainer.formats.run_record import Run, read_run
+from trainer.formats.train_config import DataSettings, ModelSettings
 from trainer.health.watchdog import REQUEUE
 
 pytestmark = pytest.mark.usefixtures("working_directory")

@@ -9,11 +9,11 @@ from testbed.datasets import write_dataset
 from tests.trainer.gradients import FP32_ROUNDING
 from tests.trainer.tiny_models import config_of, training_of
 from trainer.build import Training
-from trainer.config.train_config import EvaluationSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks
 from trainer.evaluate import evaluate
 from trainer.formats.run_record import EvaluationRow
+from trainer.formats.train_config import EvaluationSettings, TrainConfig
 from trainer.graph_counter import GraphCounter
 
 VOCAB_SIZE = 128

@@ -17,9 +17,9 @@ from tests.trainer.training_runs import (
 from trainer import loop, preparation
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
-from trainer.config.train_config import CheckpointSettings
 from trainer.distributed.step import TrainStep
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import CheckpointSettings
 from trainer.health import time_budget
 from trainer.health.watchdog import REQUEUE
 from trainer.record import start_clock

@@ -17,10 +17,10 @@ from tests.trainer.training_runs import (
     train_or_resume,
 )
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
-from trainer.config.train_config import CheckpointSettings, DataSettings
 from trainer.distributed.optimizer import learning_rate
 from trainer.formats.errors import TrainingFailed
 from trainer.formats.run_record import Run, RunExit, read_run
+from trainer.formats.train_config import CheckpointSettings, DataSettings
 from trainer.health.watchdog import REQUEUE
 
 WEIGHTS_FILE = "rank-00000.safetensors"

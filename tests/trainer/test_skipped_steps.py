@@ -15,10 +15,10 @@ from tests.trainer.training_runs import (
     weights_of,
 )
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
-from trainer.config.train_config import CheckpointSettings
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import micro_batch_plans
+from trainer.formats.train_config import CheckpointSettings
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 

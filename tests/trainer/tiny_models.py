@@ -1,13 +1,13 @@
 """Models that are small enough for a CPU, their trainings and their micro-batches."""
 
 from trainer.build import Training, build_training
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.ranks import join_ranks
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 FAMILIES = ("bert", "roberta", "modernbert")
 """Families with which tests cover the features that depend on the architecture."""

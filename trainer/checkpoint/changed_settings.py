@@ -9,9 +9,9 @@ from typing import Any
 
 from trainer.checkpoint.format import TrainingState
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import flatten_settings
 from trainer.formats.errors import BadConfig
 from trainer.formats.run_record import RunHeader
+from trainer.formats.train_config import flatten_settings
 
 _FIXED_KEYS = (
     # The weights and their shapes.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
 from trainer.formats.errors import BadConfig
+from trainer.formats.process_status import start_ticks
 from trainer.formats.run_record import RUN_FILE, read_header
-from trainer.record.process_start import start_ticks
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """Environment variables that count the restarts of a job."""

@@ -25,7 +25,6 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.job import find_run_of_job, is_restarted, job_name
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.formats.events import EventRow, new_event
 from trainer.formats.files import PASSING_ERRORS
@@ -37,6 +36,7 @@ from trainer.formats.run_record import (
     read_first_header,
     read_header,
 )
+from trainer.formats.train_config import TrainConfig
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO = "auto"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig, flatten_settings
+from trainer.formats.train_config import TrainConfig, flatten_settings
 
 
 def settings_text(resolved: ResolvedConfig, record: Path) -> str:

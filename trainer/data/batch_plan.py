@@ -17,13 +17,13 @@ import math
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.array_types import Int64
 from trainer.data.dataset import TokenDataset
 from trainer.data.packing import pack_sequences
 from trainer.data.permutation import hash_words, mix, permute
 from trainer.data.segments import Segments
 from trainer.formats.batch_split import BatchSplit
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 
 LANES = 8
 """Largest number of lanes of a job. With 256 ranks each packs an eighth of the samples;

@@ -3,9 +3,9 @@
 No torch here.
 """
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import sequence_statistics
+from trainer.formats.train_config import TrainConfig
 
 
 def with_batch_in_sequences(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:

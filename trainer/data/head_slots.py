@@ -6,7 +6,7 @@ micro-batches. The number of slots does not, so that the shapes of the head are 
 
 import math
 
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 SLOTS_MULTIPLE = 64
 """Multiple to which slots are rounded up: whole tiles of Tensor Cores."""

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
@@ -25,6 +24,7 @@ from trainer.data.position import Position, join_positions
 from trainer.data.sampler import MicroBatchPlan, SequenceSampler
 from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import TrainConfig
 from trainer.health.signals import ignore_signals
 
 

@@ -6,7 +6,6 @@ import math
 import numpy as np
 from torch.utils.data import Dataset
 
-from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.array_types import Ids, Int64
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.data.dataset import TokenDataset
@@ -16,6 +15,7 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.data.sampler import MicroBatchPlan
 from trainer.data.segments import Segments
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import TRIMMED_LAYOUTS, TrainConfig
 
 WIDTH_STEP_TOKENS = 64
 """Multiple to which the width of ``bucketed`` micro-batches is rounded up: few shapes,

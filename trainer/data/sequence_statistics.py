@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.array_types import Int64
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, lay_out, make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.segments import Segments
+from trainer.formats.train_config import TrainConfig
 
 _STATISTICS_SAMPLES = 16_384
 """Fewest samples from which statistics are computed, unless the dataset has fewer;

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
-"""Environment variable: ``0`` disables CPU binding."""
+from trainer.formats.cpu_environment import NUMA_VARIABLE
 
 
 def bind_to_nearest_cpus(

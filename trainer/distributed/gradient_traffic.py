@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its stubs
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config.train_config import GradientDtype
 from trainer.distributed.device_events import DeviceEvent, mark
+from trainer.formats.train_config import GradientDtype
 
 DTYPES: dict[GradientDtype, torch.dtype] = {
     "fp32": torch.float32,

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer.config.train_config import TrainConfig
 from trainer.distributed.cpu_binding import bind_to_nearest_cpus
 from trainer.distributed.device import pick_device
+from trainer.formats.train_config import TrainConfig
 from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
 ValueT = TypeVar("ValueT")

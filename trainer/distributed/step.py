@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark, to_device
 from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.parallel import ParallelModule
 from trainer.distributed.ranks import Ranks
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.health.monitor import NO_LIMITS, Limits
 
 _LARGEST_FP32 = float(torch.finfo(torch.float32).max)

@@ -11,3 +11,5 @@ CPU_ENVIRONMENT: Mapping[str, str] = {
 
 OpenMP reads them when torch is loaded. Trials use them too, so that they measure what
 training will do."""
+NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
+"""Environment variable: ``0`` disables CPU binding."""

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.distributed.device_events import DeviceEvent, mark, to_host
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.formats.events import EventRow
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.health.findings import Action, Finding
 from trainer.health.monitor import HealthMonitor
 from trainer.health.requests import decode_requests

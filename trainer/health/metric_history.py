@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.train_config import HealthSettings, Policy
+from trainer.formats.train_config import HealthSettings, Policy
 from trainer.health.findings import Action, Kind
 from trainer.health.robust_statistics import level_and_scatter
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train_config import HealthSettings
+from trainer.formats.train_config import HealthSettings
 from trainer.health.findings import Action, Finding, Kind
 from trainer.health.metric_history import MetricHistory
 from trainer.health.plateau import PlateauDetector

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.train_config import HealthSettings
+from trainer.formats.train_config import HealthSettings
 
 
 class Recovery:

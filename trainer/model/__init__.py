@@ -14,7 +14,6 @@ Begin reading at ``MaskedLM`` in ``masked_lm``, which puts the parts together:
   are in ``last_layer_queries``.
 - ``loss`` is the cross-entropy, and ``fused_loss`` computes it without all logits.
 
-``flops`` counts the FLOPs of a step; it, ``families`` and ``requirements`` need no
-torch. All others import torch, most of
-them transformers too, so nothing is exported here.
+``flops`` counts the FLOPs of a step; it and ``requirements`` need no torch. All others
+import torch, most of them transformers too, so nothing is exported here.
 """

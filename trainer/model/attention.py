@@ -18,8 +18,8 @@ import torch
 from transformers import PretrainedConfig
 
 from trainer.config.packages import has_flash_attention_4
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import TrainConfig
 
 AttentionKind = Literal["varlen", "fa4", "sdpa", "row"]
 """Kind of attention; the module's docstring explains each."""

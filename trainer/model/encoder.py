@@ -15,7 +15,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.formats.errors import BadConfig
-from trainer.model.families import FAMILIES
+from trainer.formats.families import FAMILIES
 from trainer.model.varlen import VARLEN_NAME, attend_within_documents
 
 

@@ -6,10 +6,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import BadConfig
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.tables import nearest
+from trainer.formats.train_config import ModelSettings
 from trainer.model.attention import dropout_key
 
 VOCAB_MULTIPLE = 64

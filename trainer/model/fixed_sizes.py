@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import (
     fixed_slots,
     head_slots,
@@ -17,6 +16,7 @@ from trainer.data.head_slots import (
     sufficient_slots,
 )
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.train_config import TrainConfig
 
 _SEGMENTS_MULTIPLE = 64
 """Multiple to which the number of documents is rounded up, so that few shapes occur."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 from trainer.model.requirements import (
     Condition,
     in_bf16,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.masking import IGNORED_LABEL
+from trainer.formats.train_config import TrainConfig
 from trainer.model.encoder import model_head
 from trainer.model.requirements import (
     Condition,

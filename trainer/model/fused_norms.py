@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from trainer.config.compilers import require_triton
-from trainer.config.train_config import TrainConfig
-from trainer.model.families import LayerLayout
+from trainer.formats.families import LayerLayout
+from trainer.formats.train_config import TrainConfig
 from trainer.model.kernels.residual_norm import (
     MAX_COLUMNS,
     draw_seeds,

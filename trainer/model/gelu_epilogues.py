@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from trainer.config.compilers import require_triton
-from trainer.config.train_config import TrainConfig
-from trainer.model.families import FAMILIES
+from trainer.formats.families import FAMILIES
+from trainer.formats.train_config import TrainConfig
 from trainer.model.fused_norms import subclass
 from trainer.model.requirements import (
     Condition,

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.families import FAMILIES, LayerLayout
+from trainer.formats.train_config import TrainConfig
 from trainer.model.attention import ChosenAttention
 from trainer.model.encoder import head_inputs, model_layers
 from trainer.model.encoder_config import window_tokens
 from trainer.model.encoder_inputs import EncoderInputs, encoder_inputs
-from trainer.model.families import FAMILIES, LayerLayout
 from trainer.model.fixed_sizes import FixedSizes
 from trainer.model.float8 import check_float8, use_float8
 from trainer.model.fused_loss import check_fused_loss, liger_cross_entropy

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.model.families import LayerLayout
+from trainer.formats.families import LayerLayout
 from trainer.model.last_layer_queries import LastLayerQueries
 from trainer.model.working_copies import project, take_joined
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset
 from trainer.formats.errors import BadConfig
 from trainer.formats.events import EventRow
 from trainer.formats.manifest import MAX_CUT_TOKENS_SHARE, Manifest
+from trainer.formats.train_config import TrainConfig
 from trainer.preflight.start_warning import start_warning
 
 

@@ -7,10 +7,10 @@ import secrets
 import shutil
 from pathlib import Path
 
-from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.events import EventRow
+from trainer.formats.train_config import TrainConfig
 from trainer.preflight.ranks_text import ranks_text
 from trainer.preflight.start_warning import start_warning
 from trainer.record.writer import RunWriter

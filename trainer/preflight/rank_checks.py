@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.code_hash import code_sha256
 from trainer.config.resolve import ResolvedConfig
 from trainer.distributed.ranks import Ranks
+from trainer.formats.code_hash import code_sha256
 from trainer.formats.errors import BadConfig, ProfileMismatch
 from trainer.formats.events import EventRow
 from trainer.preflight.allotted_cpus import allotted_cpus

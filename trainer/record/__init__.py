@@ -6,6 +6,5 @@ it, from the sums over ranks in ``interval``, with ``noise_scale`` and ``pace_mo
 only ``meter``, ``interval`` and ``process_memory`` import torch. ``boards`` passes the
 numbers on to TensorBoard and Weights & Biases, ``show_row`` shows them on the console,
 and ``closed_streams`` lets a run survive its console. ``start_clock`` measures the
-start, and ``process_start`` reads when the process began.
-``recorded_settings`` reads the settings of a record or a trial.
+start.
 """

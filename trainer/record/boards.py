@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer.config.train_config import Logger
 from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.errors import BadConfig
 from trainer.formats.events import EventRow, new_event
@@ -21,6 +20,7 @@ from trainer.formats.run_record import (
     RunHeader,
     read_first_header,
 )
+from trainer.formats.train_config import Logger
 from trainer.record.writer import Board, board_failed_event
 
 ReportEvent = Callable[[EventRow], None]

@@ -1,9 +1,8 @@
-"""Memory of this process: its peak, and the kernel's figures."""
-
-import re
-from pathlib import Path
+"""Memory of this process: its peak."""
 
 import torch
+
+from trainer.formats.process_status import status_bytes
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -12,12 +11,3 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_reserved(device)
     # Not getrusage's peak, which is inherited from the parent process.
     return status_bytes("VmHWM")
-
-
-def status_bytes(name: str) -> int:
-    """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
-    status = Path("/proc/self/status").read_text()
-    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
-    if match is None:
-        raise RuntimeError(f"/proc/self/status has no {name}")
-    return int(match[1]) * 1024

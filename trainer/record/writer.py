@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trainer.config.train_config import Logger
 from trainer.formats.errors import BadConfig
 from trainer.formats.events import EventRow, new_event
 from trainer.formats.file_locks import LockHeld, open_locked
@@ -32,6 +31,7 @@ from trainer.formats.run_record import (
     StepRow,
 )
 from trainer.formats.tables import StrictTable
+from trainer.formats.train_config import Logger
 
 Row = StepRow | EvaluationRow | EventRow
 Show = Callable[[RunHeader | Row], None]

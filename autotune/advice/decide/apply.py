@@ -9,9 +9,9 @@ from dataclasses import replace
 from autotune.errors import BadInput
 from autotune.evidence.advice import Advice, SettingChange
 from autotune.evidence.profile import Profile, update_profile
-from trainer.config.train_config import TrainConfig, flatten_settings
 from trainer.formats.errors import BadConfig
 from trainer.formats.tables import parse_table
+from trainer.formats.train_config import TrainConfig, flatten_settings
 
 
 def safe_changes(

@@ -26,10 +26,10 @@ from autotune.base.window_statistics import estimate_windows
 from autotune.evidence.advice import Bottleneck, Cause, StepPart
 from autotune.evidence.profile import Profile
 from autotune.network.decide.step_model import expected_largest
-from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
+from trainer.formats.recorded_settings import settings_of
 from trainer.formats.run_record import Run, StepRow
-from trainer.record.recorded_settings import settings_of
+from trainer.formats.train_config import TRIMMED_LAYOUTS, TrainConfig
 
 MATTERS_SHARE = 0.10
 """Least share of a part that can be the bottleneck; if all others are below it, compute

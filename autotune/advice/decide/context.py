@@ -27,9 +27,9 @@ from autotune.evidence.workers import WorkersRow
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import repeated_probe_command
 from autotune.trials.values import FinishedTrial
-from trainer.config.train_config import TrainConfig
+from trainer.formats.families import FAMILIES
 from trainer.formats.run_record import Run
-from trainer.model.families import FAMILIES
+from trainer.formats.train_config import TrainConfig
 
 PERSISTENT_SHARE = 0.6
 """Least share of steps in which the same rank is the slowest for it to count as

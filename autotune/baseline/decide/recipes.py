@@ -16,14 +16,14 @@ from typing import Any
 
 from autotune.base.interval import Interval
 from autotune.evidence.baseline import RecipeName, SettingDifference
-from trainer.config.train_config import (
+from trainer.formats.families import FAMILIES
+from trainer.formats.train_config import (
     DataSettings,
     ParallelSettings,
     Tag,
     TrainConfig,
     tagged,
 )
-from trainer.model.families import FAMILIES
 
 TUNED: RecipeName = "tuned"
 """Name of the recipe with the tuned settings."""

@@ -1,7 +1,7 @@
 """Parameters that fsdp2 gathers, from the model's config. Pure."""
 
 from autotune.base.encoder_shape import encoder_shape
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 _FP32_BYTES = 4
 """Bytes of an fp32 number."""

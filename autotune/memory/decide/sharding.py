@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from autotune.base.units import format_bytes
 from autotune.memory.decide.rounding import ceil_divide
 from autotune.memory.values import ACTIVATIONS, MemoryParts, Share, Term
-from trainer.config.train_config import Strategy
+from trainer.formats.train_config import Strategy
 
 _SPLIT_PARTS = 24
 """Parts of a layer's activations that tensor ranks split, of 34 (Korthikanti et al.

@@ -14,8 +14,8 @@ from torch import nn
 from autotune.base.units import MIB
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
-from trainer.config.train_config import TrainConfig
 from trainer.distributed.parallel import DEFAULT_BUCKET_CAP_MIB
+from trainer.formats.train_config import TrainConfig
 
 _FIRST_BUCKET_BYTES = MIB
 """Size at which DDP closes its first bucket, so that its all-reduce begins early:

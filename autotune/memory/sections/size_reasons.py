@@ -8,7 +8,7 @@ from autotune.evidence.profile import Profile
 from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.profiles.decide.batch_split import SPLIT_FACTORS, split_global_batch
 from autotune.profiles.sections import global_batch_words
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 
 def reasons_of(profile: Profile) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.evidence.plan import PlanFigure
 from autotune.speed.values import SpeedPrediction, StepWork
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig
 
 
 class StepRequest(TrialRequest):

@@ -23,7 +23,7 @@ from autotune.evidence.network import (
 from autotune.evidence.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
-from trainer.config.train_config import GradientDtype, Strategy
+from trainer.formats.train_config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9
 BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)

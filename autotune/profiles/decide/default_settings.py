@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from trainer.config.train_config import ModelSettings, Precision
 from trainer.formats.batch_split import Layout
-from trainer.model.families import FAMILIES
+from trainer.formats.families import FAMILIES
+from trainer.formats.train_config import ModelSettings, Precision
 
 
 def default_layout(model: ModelSettings) -> Layout:

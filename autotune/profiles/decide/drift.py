@@ -18,8 +18,8 @@ from autotune.profiles.decide.run_rates import run_rate, settled_steps
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
-from trainer.config.train_config import TrainConfig
 from trainer.formats.run_record import Run
+from trainer.formats.train_config import TrainConfig
 
 ALIKE_SHARE = 0.02
 """Difference from the expected value up to which there is no drift, as a share."""

@@ -11,8 +11,8 @@ from autotune.base.defaults import (
 from autotune.base.units import exact_bytes
 from autotune.evidence.profile import Profile, SubjectTable
 from autotune.profiles.decide.default_settings import default_layout, default_precision
-from trainer.config.presets import PRESETS
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.presets import PRESETS
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 _DEFAULTS: Mapping[str, object] = {
     "seq_length": SEQ_LENGTH_TOKENS,

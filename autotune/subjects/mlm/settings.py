@@ -23,16 +23,16 @@ from autotune.subjects.subject import MICRO_BATCH_SIZE, Argument, Setting, Size
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS
 from trainer.config.compilers import missing_for_compile, missing_for_triton
 from trainer.config.packages import has_flash_attention_4
-from trainer.config.train_config import (
+from trainer.data.dataset import TokenDataset
+from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics
+from trainer.formats.families import FAMILIES
+from trainer.formats.train_config import (
     TRIMMED_LAYOUTS,
     Checkpointing,
     CompileMode,
     Float8,
     TrainConfig,
 )
-from trainer.data.dataset import TokenDataset
-from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics
-from trainer.model.families import FAMILIES
 
 SIZE_DOUBLINGS = 5
 """Halvings of the largest useful micro-batch down to the smallest to try: far below the

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Self
 from pydantic import PositiveFloat, PositiveInt
 
 from autotune.subjects.subject import Argument, Call, Setting, Size
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.tables import StrictTable, parse_table
+from trainer.formats.train_config import TrainConfig
 
 MOST_MICRO_BATCHES = 4
 """Limit of micro-batches in a step of a window, unless its request sets another one.

@@ -19,9 +19,9 @@ from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
-from trainer.config.train_config import TrainConfig
 from trainer.formats.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
-from trainer.record.recorded_settings import settings_of
+from trainer.formats.recorded_settings import settings_of
+from trainer.formats.train_config import TrainConfig
 
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in

@@ -7,8 +7,8 @@ from autotune.trials.decide.plausibility import (
     least_flops_per_token,
     number_format_of,
 )
+from trainer.formats.recorded_settings import settings_of
 from trainer.formats.run_record import Run
-from trainer.record.recorded_settings import settings_of
 
 
 def check_run(run: Run) -> None:

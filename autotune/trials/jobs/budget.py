@@ -21,7 +21,7 @@ from autotune.trials.jobs.cpu_allocators import (
     return_large_blocks,
 )
 from trainer.formats.errors import DeviceMissing
-from trainer.record.process_memory import status_bytes
+from trainer.formats.process_status import status_bytes
 
 _GPU_PAGE_BYTES = 2**21
 """Granularity of device memory."""

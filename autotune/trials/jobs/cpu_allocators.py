@@ -9,7 +9,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 
-from trainer.record.process_memory import status_bytes
+from trainer.formats.process_status import status_bytes
 
 # Parameters of mallopt(3), from <malloc.h>.
 _M_TOP_PAD = -2

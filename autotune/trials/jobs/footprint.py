@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from trainer.distributed.ranks import Ranks
-from trainer.record.process_memory import status_bytes
+from trainer.formats.process_status import status_bytes
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 """Exceptions that psutil raises if a process has ended, or if /proc is missing, hidden

@@ -20,8 +20,8 @@ from autotune.base.process import end_with_parent
 from autotune.trials.jobs.run_job import run_job
 from autotune.trials.messages import END_FILE, JOINED_FILE, REQUEST_FILE, result_file
 from autotune.trials.values import Trial
-from trainer.config.train_config import TrainConfig
 from trainer.formats.files import write_atomically
+from trainer.formats.train_config import TrainConfig
 from trainer.garbage_collection import collection_paused
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import record
 from testbed.fakes import FakeHost
 from testbed.simulators.worlds import World, run_of, settings
-from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
+from trainer.config.resolve import resolve
 from trainer.formats.manifest import read_manifest
+from trainer.formats.profile_file import profile_sha256, read_profile_tables
 
 
 def test_recognises_prepared_dataset(make_dataset, tmp_path):

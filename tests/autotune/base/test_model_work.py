@@ -11,9 +11,9 @@ from autotune.base.model_work import (
     expected_model_work,
     position_share,
 )
-from trainer.config.presets import PRESETS
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.presets import PRESETS
+from trainer.formats.train_config import ModelSettings, TrainConfig
 from trainer.matmul_weights import model_work
 from trainer.model.encoder import build_model
 from trainer.model.encoder_config import build_config

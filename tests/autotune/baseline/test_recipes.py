@@ -15,7 +15,7 @@ from autotune.baseline.decide.recipes import (
     paper,
 )
 from autotune.evidence.baseline import SettingDifference
-from trainer.config.train_config import (
+from trainer.formats.train_config import (
     DataSettings,
     ModelSettings,
     ParallelSettings,

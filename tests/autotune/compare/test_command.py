@@ -15,7 +15,7 @@ from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
 from testbed.examples.trials import WINDOW_FIGURES, record
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 from trainer.record.writer import RunWriter
 
 CONFIG = TrainConfig(

@@ -13,7 +13,7 @@ from autotune.trials.outcomes import Crashed, Measured
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
-from trainer.config.train_config import DataSettings, ModelSettings
+from trainer.formats.train_config import DataSettings, ModelSettings
 
 TINY = {
     "model_type": "bert",

@@ -1,6 +1,6 @@
 from autotune.console.options import cards, models, profiles, sites
 from autotune.machine.gpu_models import GPU_MODELS
-from trainer.config.presets import PRESETS
+from trainer.formats.presets import PRESETS
 
 
 def test_completes_models_by_their_beginning():

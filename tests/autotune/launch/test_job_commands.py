@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from trainer.code_hash import code_sha256
-from trainer.config.resolve import profile_sha256, read_profile_tables
+from trainer.formats.code_hash import code_sha256
+from trainer.formats.profile_file import profile_sha256, read_profile_tables
 
 
 @pytest.fixture

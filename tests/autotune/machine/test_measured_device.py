@@ -15,7 +15,7 @@ from autotune.machine.measured_device import (
 from testbed.examples.feeds import ON_CPU
 from testbed.examples.gpu_facts import H200
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from trainer.code_hash import code_sha256
+from trainer.formats.code_hash import code_sha256
 from trainer.formats.gpus import GpuFacts
 from trainer.formats.manifest import read_manifest
 

@@ -14,9 +14,9 @@ from testbed.examples.feeds import runner_on
 from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import HOST, FakeClock, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import read_manifest
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 FIXED_BYTES = 300_000_000
 SEQUENCE_BYTES = 20_000_000

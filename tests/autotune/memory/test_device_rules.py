@@ -14,7 +14,7 @@ from autotune.memory.jobs.kernels import request_rules
 from autotune.memory.values import Allocation, Term
 from autotune.speed.values import StepWork
 from testbed.simulators.allocator import SPECIAL_IDS
-from trainer.config.train_config import ModelSettings
+from trainer.formats.train_config import ModelSettings
 from trainer.model.encoder_config import build_config
 
 TINY = {

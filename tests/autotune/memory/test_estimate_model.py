@@ -13,10 +13,10 @@ from autotune.memory.values import Allocation, TraceRequest
 from autotune.trials.outcomes import Crashed, Measured, TimedOut
 from testbed.fakes import FakeHost, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 SEQ_LENGTH_TOKENS = 64
 REQUEST = TraceRequest(

@@ -3,8 +3,8 @@
 import pytest
 
 from autotune.memory.decide.gathered_parameters import largest_gather_bytes
-from trainer.config.presets import PRESETS
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.presets import PRESETS
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 FP32_BYTES = 4
 BERT_LAYERS = 12

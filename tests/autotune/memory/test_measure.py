@@ -31,7 +31,7 @@ from tests.autotune.memory.simulated_probes import (
     verified_sizes,
 )
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
-from trainer.config.train_config import ParallelSettings
+from trainer.formats.train_config import ParallelSettings
 
 TOO_SMALL_BYTES = 200_000_000
 """Budget in which not even one sequence of the simulated model fits."""

@@ -7,9 +7,9 @@ from autotune.memory.values import KernelsRequest
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 MICRO_BATCH_SIZE = 4
 SEQ_LENGTH_TOKENS = 64

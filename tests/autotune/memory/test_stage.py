@@ -12,8 +12,8 @@ from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
 from tests.autotune.memory.simulated_probes import VERIFIED, verified_sizes
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import ModelSettings
 
 HUGE = ModelSettings(name="huge", config={"model_type": "bert"})
 TOO_SMALL_BYTES = 310_000_000

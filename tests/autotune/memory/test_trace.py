@@ -19,8 +19,8 @@ from tests.autotune.memory.traced_steps import (
     terms_at_peak,
     traced,
 )
-from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import head_slots
+from trainer.formats.train_config import TrainConfig
 
 SELECTIVE_BF16 = replace(
     BASE,

@@ -7,7 +7,7 @@ from itertools import accumulate, islice
 from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
 from testbed.simulators.allocator import SPECIAL_IDS, Case
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 LAYERS = 2
 HIDDEN = 64

@@ -18,7 +18,7 @@ from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on
 from testbed.fakes import FakeClock
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
 COMPUTE = RankCompute(

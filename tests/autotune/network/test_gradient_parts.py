@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.network.gradient_parts import gradient_parts
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 LAYERS = st.integers(1, 48)
 PARAMETERS = st.integers(10**5, 10**10)

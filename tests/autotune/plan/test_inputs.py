@@ -14,9 +14,9 @@ from testbed.datasets import write_dataset
 from testbed.examples.profiles import but
 from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.formats import gpu_peaks
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 

@@ -12,7 +12,7 @@ from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile
 from tests.autotune.profiles.explanations import explain
-from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
+from trainer.formats.train_config import DataSettings, ParallelSettings, TrainConfig
 
 ADOPTED_WITHOUT_PINNING = JointChoice(
     trials=5,

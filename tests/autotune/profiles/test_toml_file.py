@@ -11,7 +11,7 @@ from autotune.profiles.toml_file import (
     profile_to_toml,
 )
 from testbed.examples.profiles import but, example_profile
-from trainer.config.train_config import DataSettings
+from trainer.formats.train_config import DataSettings
 
 SHIPPED = Path(__file__).parents[3] / "profiles"
 """Profiles in the repository."""

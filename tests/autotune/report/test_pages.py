@@ -33,9 +33,9 @@ from autotune.report.page import report_document, report_facts
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_inputs
 from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
-from trainer.config.presets import model_settings
-from trainer.config.train_config import ParallelSettings
 from trainer.formats.events import new_event
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import ParallelSettings
 
 SECTIONS = [
     "Result",

@@ -22,10 +22,10 @@ from autotune.speed.values import Kernel, MachineRates, StepWork
 from autotune.trials.outcomes import Crashed, Measured
 from benchmarks.speed import rank_order_share
 from testbed.fakes import FakeMachine
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 H100 = "NVIDIA H100 80GB HBM3"

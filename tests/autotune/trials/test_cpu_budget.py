@@ -15,7 +15,7 @@ GROWTH_AFTER_CLEANING = f"""
 import json
 
 from autotune.trials.jobs import budget
-from trainer.record.process_memory import status_bytes
+from trainer.formats.process_status import status_bytes
 
 OBJECTS_PER_ARENA = 64 * 31
 kept = []

@@ -20,8 +20,8 @@ from autotune.trials.values import Trial
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile
 from tests.autotune.advice.runs import run_of
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import TrainConfig
 
 H100_NVL = "NVIDIA H100 NVL"
 H100_NVL_BF16_FLOPS_PER_S = 835e12

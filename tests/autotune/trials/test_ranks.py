@@ -19,8 +19,8 @@ from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.trials.values import Trial
-from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig
 
 pytestmark = pytest.mark.system
 

@@ -13,8 +13,8 @@ from testbed.examples.feeds import ON_CPU
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from testbed.simulators.explorations import Rate, machine_of
 from tests.autotune.memory.simulated_probes import simulate as simulate_probe_trial
-from trainer.config.train_config import ModelSettings
 from trainer.formats.manifest import read_manifest
+from trainer.formats.train_config import ModelSettings
 
 SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})
 

@@ -25,8 +25,8 @@ from autotune.tune.pipeline import (
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock
 from tests.autotune.tune.test_sections import worth
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import TrainerError
+from trainer.formats.train_config import ModelSettings
 
 TOOK_S = {
     "estimate": 4.0,

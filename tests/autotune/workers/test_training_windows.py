@@ -11,7 +11,7 @@ from autotune.workers.jobs.window import WARM_UP_STEPS
 from autotune.workers.windows import window_trial
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import LIMITS, windows_of
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 TINY = {
     "model_type": "bert",

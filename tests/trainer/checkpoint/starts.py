@@ -9,8 +9,8 @@ from tests.trainer.checkpoint.saves import SHARE
 from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import Start, choose_run
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig, TrainingFailed
+from trainer.formats.train_config import TrainConfig
 from trainer.record.writer import RunWriter
 
 CONFIG = config_of(max_steps=20)

@@ -15,11 +15,11 @@ from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.stored_checkpoints import read_checkpoint
 from trainer.checkpoint.tensors import make_optimizer_state, tensor_shards
-from trainer.config.train_config import ModelSettings
 from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import TrainStep
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import ModelSettings
 
 CONFIG = config_of()
 LEARNING_RATE = 1e-3

@@ -4,13 +4,13 @@ import pytest
 
 from tests.trainer.checkpoint.starts import CONFIG, choose, messages_of
 from tests.trainer.tiny_models import SHAPES, config_of
-from trainer.config.train_config import (
+from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import (
     CheckpointSettings,
     DataSettings,
     HealthSettings,
     ModelSettings,
 )
-from trainer.formats.errors import BadConfig
 
 pytestmark = pytest.mark.usefixtures("directory_without_runs")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.config.profile_file import PROFILE
-from trainer.config.resolve import is_modified, resolve
+from trainer.config.resolve import resolve
 from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.errors import ProfileMismatch
+from trainer.formats.profile_file import is_modified
 
 HASH_OF_PROFILE = canonical_sha256(tomllib.loads(PROFILE))
 OTHER_HASH = "0" * 64

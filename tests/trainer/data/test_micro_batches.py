@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.trainer.tiny_models import config_of
-from trainer.config.train_config import DataSettings, TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
@@ -18,6 +17,7 @@ from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import DataSettings, TrainConfig
 
 PAD_ID = 0
 CLS_ID = 2

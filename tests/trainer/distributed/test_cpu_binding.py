@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.distributed.cpu_binding import NUMA_VARIABLE, bind_to_nearest_cpus
+from trainer.distributed.cpu_binding import bind_to_nearest_cpus
+from trainer.formats.cpu_environment import NUMA_VARIABLE
 
 GPU_ADDRESS = "0000:DC:00.0"
 

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from trainer.config.train_config import HealthSettings
+from trainer.formats.train_config import HealthSettings
 from trainer.health.findings import Action, Finding
 from trainer.health.monitor import HealthMonitor, Limits
 

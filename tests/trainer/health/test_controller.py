@@ -11,7 +11,7 @@ import torch
 from tests.trainer.late_metrics import read_metrics_late
 from tests.trainer.step_results import result_of
 from tests.trainer.tiny_models import config_of
-from trainer.config.train_config import HealthSettings
+from trainer.formats.train_config import HealthSettings
 from trainer.health.controller import HealthController
 from trainer.health.findings import Action
 from trainer.health.requests import encode_requests

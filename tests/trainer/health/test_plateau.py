@@ -16,7 +16,7 @@ import random
 import pytest
 
 from tests.trainer.health.monitors import check, monitor_of
-from trainer.config.train_config import HealthSettings
+from trainer.formats.train_config import HealthSettings
 from trainer.health.findings import Action, Kind
 
 WINDOW_STEPS = 400

@@ -20,7 +20,7 @@ from tests.trainer.health.monitors import (
     experienced_monitor,
     monitor_of,
 )
-from trainer.config.train_config import HealthSettings
+from trainer.formats.train_config import HealthSettings
 from trainer.health.findings import Action
 from trainer.health.monitor import HealthMonitor
 

@@ -2,8 +2,8 @@
 
 from transformers import PretrainedConfig
 
-from trainer.config.train_config import ModelSettings
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import ModelSettings
 from trainer.model.encoder_config import build_config
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -9,9 +9,9 @@ from tests.trainer.gradients import (
 )
 from tests.trainer.tiny_models import SHAPES, config_of, micro_batches, training_of
 from trainer.activation_checkpointing import checkpoint_activations
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.formats.errors import BadConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 BERT_WITH_DROPOUT = SHAPES["bert"] | {
     "hidden_dropout_prob": 0.2,

@@ -5,9 +5,9 @@ import torch
 
 from tests.trainer.tiny_models import SHAPES, config_of, training_of
 from trainer.config import packages
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import BadConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import ModelSettings
 from trainer.model.attention import (
     CannotBePacked,
     Packing,

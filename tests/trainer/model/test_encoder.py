@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from trainer.config.presets import PRESETS, model_settings
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import BadConfig
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.presets import PRESETS, model_settings
+from trainer.formats.train_config import ModelSettings
 from trainer.model.encoder import build_model, model_head, model_layers
 from trainer.model.encoder_config import build_config
 

@@ -10,7 +10,7 @@ from tests.trainer.gradients import (
 )
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 from trainer.model.float8 import use_float8
 
 pytestmark = pytest.mark.usefixtures("torchao")

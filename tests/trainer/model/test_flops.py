@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.train_config import TrainConfig
 from trainer.model.flops import ModelWork, attended_pairs
 
 SEQUENCES = 8

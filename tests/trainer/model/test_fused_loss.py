@@ -7,7 +7,7 @@ from torch.nn import functional
 from tests.trainer.gradients import assert_gradients_agree, loss_and_gradients
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 from trainer.model import masked_lm
 from trainer.model.loss import cross_entropy
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.trainer.model.small_models import small_config
+from trainer.formats.families import FAMILIES
 from trainer.model import probe
 from trainer.model.encoder import fresh_model
-from trainer.model.families import FAMILIES
 from trainer.model.verify_copies import verify_working_copies
 
 

@@ -15,6 +15,7 @@ from tests.trainer.model.small_models import small_config
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.micro_batch import MicroBatch
 from trainer.formats.errors import BadConfig
+from trainer.formats.families import FAMILIES
 from trainer.model import encoder_inputs
 from trainer.model import verify_packing as verify_packing_module
 from trainer.model.attention import (
@@ -23,7 +24,6 @@ from trainer.model.attention import (
     Packing,
     choose_attention,
 )
-from trainer.model.families import FAMILIES
 from trainer.model.verify_packing import verify_packing
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 from tests.trainer.gradients import loss_and_gradients, relative_distance
 from tests.trainer.tiny_models import FAMILIES, config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
+from trainer.formats.train_config import TrainConfig
 from trainer.model import masked_lm
 
 MAIN_FAMILIES = (*FAMILIES, "esm", "eurobert")

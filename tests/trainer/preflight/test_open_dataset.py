@@ -5,9 +5,9 @@ import pytest
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of
 from tests.trainer.tiny_models import config_of
-from trainer.config.train_config import DataSettings
 from trainer.formats.errors import BadConfig
 from trainer.formats.manifest import read_manifest
+from trainer.formats.train_config import DataSettings
 from trainer.preflight.dataset_checks import open_dataset
 
 SAMPLES = [list(range(5, 25))] * 40

@@ -4,9 +4,9 @@ import pytest
 
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.train_config import TrainConfig
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig
 from trainer.formats.tables import parse_table
+from trainer.formats.train_config import TrainConfig
 from trainer.record import boards
 
 CHECK_IMPORTS = """

@@ -19,9 +19,9 @@ from tests.trainer.staging.damage import (
 )
 from tests.trainer.staging.locks import hold_lock
 from tests.trainer.tiny_models import config_of
-from trainer.config.train_config import DataSettings
 from trainer.formats.errors import BadConfig, UnreadableFile
 from trainer.formats.manifest import read_manifest
+from trainer.formats.train_config import DataSettings
 from trainer.staging import stage as staging
 from trainer.staging.copying import CopyFigures
 from trainer.staging.stage import Staged, stage, stage_data

@@ -4,7 +4,7 @@ from autotune.evidence.advice import EvidenceFigure, figure
 from autotune.evidence.network import GradientSyncRow, NetworkEvidence
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.explain.explanation import Explanation
-from trainer.config.train_config import ParallelSettings
+from trainer.formats.train_config import ParallelSettings
 
 _SETTINGS = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 """Settings that network tuning decides together: names of fields both of

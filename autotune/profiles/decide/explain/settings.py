@@ -21,8 +21,8 @@ from autotune.profiles.decide.explain.gradient_sync import (
 )
 from autotune.profiles.decide.explain.loader import explain_loader, is_decided_by_sweep
 from autotune.profiles.decide.explain.own_settings import explain_own_settings
-from trainer.config.train_config import Tag, TrainConfig, flatten_settings, tagged
 from trainer.formats.tables import nearest
+from trainer.formats.train_config import Tag, TrainConfig, flatten_settings, tagged
 
 _PROBED_SETTINGS = tagged(TrainConfig, Tag.PROBED)
 """Settings that the probe measured with, so that all figures hold only for them."""

@@ -9,7 +9,7 @@ from autotune.corpus.values import SequenceMeans
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.subjects.mlm.export.table import ExportedBatch, RunToExport
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 _LEAST_STEP_S = 1e-9
 """Least time of an optimizer step, far below that of any GPU."""

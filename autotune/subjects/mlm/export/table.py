@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from autotune.evidence.profile import Profile
-from trainer.config.train_config import TrainConfig
+from trainer.formats.train_config import TrainConfig
 
 Equivalence = Literal["same", "near", "none"]
 """Effect of a setting in the other trainer: the ``same``, a similar one (``near``), or

@@ -8,13 +8,13 @@ from typing import Any
 
 from autotune.subjects.mlm.jobs.window_settings import window_settings
 from autotune.subjects.subject import LoaderFacts
-from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.sampler import MicroBatchPlan
+from trainer.formats.train_config import TrainConfig
 
 
 def build_loader(

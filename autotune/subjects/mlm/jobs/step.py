@@ -10,7 +10,6 @@ from autotune.subjects.subject import StepFacts
 from autotune.trials.jobs.budget import reject_mig_slice
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.parallel import reshard_weights
@@ -22,6 +21,7 @@ from trainer.distributed.ranks import (
 )
 from trainer.distributed.step import StepResult
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 
 PREPARED_STEPS = 4
 """Steps whose micro-batches are made in advance and reused in rotation: a GPU must not

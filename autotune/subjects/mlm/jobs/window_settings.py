@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 
 
 def window_settings(

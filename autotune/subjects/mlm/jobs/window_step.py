@@ -11,11 +11,11 @@ import torch
 from autotune.subjects.mlm.jobs.window_settings import window_settings
 from autotune.subjects.subject import StepFacts
 from trainer.build import Training, build_training
-from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import join_ranks, leave_ranks, warm_up_libraries
+from trainer.formats.train_config import TrainConfig
 
 
 def build_step(

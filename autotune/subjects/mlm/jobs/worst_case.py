@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import fixed_slots, head_slots
 from trainer.data.micro_batch import MicroBatch
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig
 
 
 def fullest_batch(

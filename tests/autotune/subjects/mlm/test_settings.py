@@ -17,7 +17,7 @@ from autotune.subjects.mlm.settings import (
     step_support,
 )
 from testbed.examples.feeds import ON_CPU
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 BERT = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})
 STRANGE = ModelSettings(name="strange", config={"model_type": "something-new"})

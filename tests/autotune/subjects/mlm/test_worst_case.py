@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch, predicted_by_sequence
-from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.head_slots import head_slots
 from trainer.data.micro_batch import MicroBatch
 from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 500

@@ -10,7 +10,7 @@ from tests.trainer.gradients import (
 )
 from tests.trainer.tiny_models import SHAPES, config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.formats.train_config import ModelSettings, TrainConfig
 from trainer.model import masked_lm
 
 pytestmark = pytest.mark.interpreted

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.subjects.mlm.export.targets import TargetName
 from tests.autotune.subjects.mlm.export.exports import export_example
-from trainer.config.train_config import (
+from trainer.formats.train_config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from autotune.subjects.mlm.export.batch import exported_batch
 from testbed.examples.profiles import but, example_profile
 from tests.autotune.subjects.mlm.export.exports import export_example, means_of
-from trainer.config.train_config import CheckpointSettings
+from trainer.formats.train_config import CheckpointSettings
 
 
 def test_packed_sequences_become_samples_of_the_same_tokens():

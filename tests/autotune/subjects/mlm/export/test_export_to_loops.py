@@ -8,7 +8,7 @@ import pytest
 from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but, example_profile
 from tests.autotune.subjects.mlm.export.exports import PROGRAMS, export_to, run_python
-from trainer.config.train_config import EvaluationSettings, ParallelSettings
+from trainer.formats.train_config import EvaluationSettings, ParallelSettings
 
 RUN_CALLS = str(PROGRAMS / "run_calls.py")
 CUDA = {"device": "cuda", "precision": "bf16"}

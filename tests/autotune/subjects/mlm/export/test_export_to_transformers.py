@@ -11,13 +11,13 @@ from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but, example_profile
 from tests.autotune.subjects.mlm.export.exports import PROGRAMS, export_to, run_python
-from trainer.config.train_config import (
+from trainer.distributed.optimizer import learning_rate
+from trainer.formats.train_config import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
     ParallelSettings,
 )
-from trainer.distributed.optimizer import learning_rate
 
 LOAD_ARGUMENTS = str(PROGRAMS / "load_arguments.py")
 SHIPPED = sorted((Path(__file__).parents[5] / "profiles").glob("*.toml"))

@@ -8,7 +8,7 @@ import pytest
 from autotune.subjects.mlm.export import targets
 from autotune.subjects.mlm.export.translate import export_target
 from testbed.examples.profiles import example_profile
-from trainer.config.train_config import flatten_settings
+from trainer.formats.train_config import flatten_settings
 
 TARGETS = get_args(targets.TargetName)
 SETTINGS = tuple(flatten_settings(example_profile().train.model_dump(mode="json")))

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.presets import model_settings
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import BadConfig
+from trainer.formats.presets import model_settings
+from trainer.formats.train_config import ModelSettings
 
 SHAPE = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4}
 

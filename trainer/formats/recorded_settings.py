@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from trainer.config.train_config import TrainConfig
 from trainer.formats.errors import BadConfig
 from trainer.formats.tables import parse_table
+from trainer.formats.train_config import TrainConfig
 
 
 def settings_of(config: dict[str, Any]) -> TrainConfig | None:

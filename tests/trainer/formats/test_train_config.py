@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.tiny_models import config_of
-from trainer.config.train_config import (
+from trainer.data.batch_plan import make_plan
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import parse_table
+from trainer.formats.train_config import (
     CheckpointSettings,
     ParallelSettings,
     gradient_accumulation_steps,
 )
-from trainer.data.batch_plan import make_plan
-from trainer.formats.errors import BadConfig
-from trainer.formats.tables import parse_table
 
 WEEK_S = 7 * 86400.0
 """Longest timeout."""

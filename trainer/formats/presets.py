@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import BadConfig
 from trainer.formats.tables import nearest, parse_table, read_json, read_toml
+from trainer.formats.train_config import ModelSettings
 
 # Without attention dropout, as in the paper's trainer and newer encoders: varlen
 # attention has none.

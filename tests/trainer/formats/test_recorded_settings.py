@@ -1,5 +1,5 @@
 from tests.trainer.tiny_models import config_of
-from trainer.record.recorded_settings import settings_of
+from trainer.formats.recorded_settings import settings_of
 
 
 def test_reads_recorded_settings_back():

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import trainer
-from trainer.code_hash import code_sha256
+from trainer.formats.code_hash import code_sha256
 
 
 @pytest.fixture

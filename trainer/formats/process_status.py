@@ -1,6 +1,7 @@
-"""Start time of a process, from the kernel's figures."""
+"""Figures of the kernel about a process: its memory, and when it started."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -22,3 +23,12 @@ def start_ticks(process_id: int) -> int:
     # parentheses, so fields are counted from the third; see proc_pid_stat(5).
     _, _, from_third_field = stat.rpartition(")")
     return int(from_third_field.split()[_START_TIME_FIELD - 3])
+
+
+def status_bytes(name: str) -> int:
+    """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
+    status = Path("/proc/self/status").read_text()
+    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
+    if match is None:
+        raise RuntimeError(f"/proc/self/status has no {name}")
+    return int(match[1]) * 1024

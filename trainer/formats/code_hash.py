@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-_TRAINER = Path(__file__).parent
-"""Directory of this package."""
+_TRAINER = Path(__file__).parents[1]
+"""Directory of the package ``trainer``."""
 
 
 def code_sha256(package: Path = _TRAINER) -> str:
