@@ -121,7 +121,7 @@ class _Trials:
         This favours both: they know torch's own allocator only. A refusal of oneDNN's,
         of the C++ library's or of Python's would end their search.
         """
-        from trainer.health.failures import out_of_memory
+        from trainer.runtime.out_of_memory import out_of_memory
 
         try:
             yield
@@ -142,10 +142,10 @@ class _Bench:
     def __init__(self, case: Case) -> None:
         from autotune.trials.jobs.budget import enforce
         from autotune.trials.jobs.cpu_allocators import keep_one_arena
-        from trainer.distributed.ranks import join_ranks
         from trainer.formats.manifest import SpecialIds
         from trainer.formats.tables import parse_table
         from trainer.formats.train_config import TrainConfig
+        from trainer.runtime.ranks import join_ranks
 
         self._case = case
         self.config = parse_table(

@@ -27,8 +27,8 @@ from torch.nn import functional
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from benchmarks.gpu.step_settings import step_config
 from trainer.build import build_training
-from trainer.distributed.ranks import Ranks, join_ranks
 from trainer.formats.manifest import SpecialIds
+from trainer.runtime.ranks import Ranks, join_ranks
 
 SEQ_LENGTH, VOCAB_SIZE, DOCUMENTS = 512, 30_522, 2.0
 WARM_UP, TIMED, PROFILED = 3, 8, 2

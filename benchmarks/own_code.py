@@ -238,7 +238,7 @@ def _limit(name: str) -> None:
 
     from autotune.trials.jobs.budget import enforce
     from autotune.trials.jobs.cpu_allocators import keep_one_arena
-    from trainer.distributed.ranks import Ranks, warm_up_libraries
+    from trainer.runtime.ranks import Ranks, warm_up_libraries
 
     keep_one_arena()
     # Whatever they import.

@@ -38,12 +38,12 @@ from benchmarks.bars import (
 )
 from testbed.programs import run_program
 from trainer.config.resolve import ResolvedConfig
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.manifest import read_manifest
 from trainer.formats.run_record import read_run
 from trainer.formats.train_config import TrainConfig
 from trainer.loop import train
 from trainer.record.writer import RunWriter
+from trainer.runtime.ranks import join_ranks
 
 STEPS, LAST_STEPS, SEEDS, HIDDEN, SEQ_LENGTH_TOKENS = 3000, 200, 3, 64, 64
 KINDS = ("validation_loss", "train_loss")

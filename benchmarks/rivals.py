@@ -26,12 +26,12 @@ from benchmarks.samples import Samples, collator
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks
 from trainer.formats.run_record import StepRow
 from trainer.formats.train_config import TrainConfig
 from trainer.loop import train
 from trainer.model.encoder_config import build_config
 from trainer.record.writer import RunWriter
+from trainer.runtime.ranks import Ranks
 
 _START_TIMEOUT_S = 900.0
 

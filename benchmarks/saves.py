@@ -30,11 +30,11 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.position import Position
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.events import EventRow
 from trainer.formats.presets import model_settings
 from trainer.formats.tables import read_json
 from trainer.formats.train_config import CheckpointSettings, ModelSettings, TrainConfig
+from trainer.runtime.ranks import join_ranks
 
 _PROFILE = """\
 schema_version = 3

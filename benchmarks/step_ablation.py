@@ -19,7 +19,7 @@ from benchmarks.gpu.step_settings import (
     step_config,
 )
 from benchmarks.step_timing import Steps
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 
 WINDOW_STEPS, LEAST_WINDOWS = 5, 3
 

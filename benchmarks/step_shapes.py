@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.step_settings import step_config
 from benchmarks.step_timing import WARM_UP, Steps, batches_of
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 
 TIMED = 10
 

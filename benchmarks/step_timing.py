@@ -18,10 +18,10 @@ from torch._C._autograd import DeviceType
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from trainer.build import Training, build_training
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.ranks import Ranks
 from trainer.formats.gpu_peaks import peak_flops_per_s
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.train_config import TrainConfig
+from trainer.runtime.ranks import Ranks
 
 VOCAB_SIZE, DOCUMENTS = 30_522, 2.0
 SPECIAL = SpecialIds(pad=0, cls=1, sep=2, mask=3, unk=4)

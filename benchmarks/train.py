@@ -261,12 +261,12 @@ def make_match(
     Without a ``shape`` they train BERT.
     """
     from benchmarks.rivals import Match
-    from trainer.distributed.ranks import join_ranks
     from trainer.formats.train_config import (
         EvaluationSettings,
         ModelSettings,
         TrainConfig,
     )
+    from trainer.runtime.ranks import join_ranks
 
     data_dir = write_learnable_corpus(
         place / "data",

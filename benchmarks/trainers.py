@@ -34,8 +34,8 @@ from benchmarks.paper_recipe import BATCH, WORKERS, RecipeModel, RecipeStep
 from benchmarks.samples import Samples, collator
 from trainer.data.dataset import TokenDataset
 from trainer.formats.presets import model_settings
-from trainer.health.failures import out_of_memory
 from trainer.model.encoder_config import build_config
+from trainer.runtime.out_of_memory import out_of_memory
 
 WARM_UP, LEAST_STEPS, TINY_S = 5, 5, 0.5
 GROUP_STEPS = 50

@@ -14,7 +14,6 @@ from trainer.activation_checkpointing import checkpoint_activations
 from trainer.compilation import check_compile, compile_layers
 from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.parallel import ParallelModule, parallelise
-from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import TrainStep
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.train_config import TrainConfig
@@ -32,6 +31,7 @@ from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.varlen import VARLEN_NAME
 from trainer.model.verify_packing import verify_packing
+from trainer.runtime.ranks import Ranks
 
 _SEED_STRIDE = 1_000_003
 """Distance between the dropout seeds of two runs whose seeds differ by 1. It exceeds

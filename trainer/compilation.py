@@ -9,10 +9,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config.compilers import missing_for_compile
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.train_config import TrainConfig
 from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
+from trainer.runtime.ranks import Ranks
 
 
 def check_compile(config: TrainConfig, ranks: Ranks) -> None:

@@ -14,10 +14,10 @@ from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.parallel import reshard_weights
-from trainer.distributed.ranks import Ranks
 from trainer.formats.run_record import EvaluationRow
 from trainer.formats.train_config import TrainConfig
 from trainer.model.masked_lm import MaskedLM
+from trainer.runtime.ranks import Ranks
 
 _MAX_LOG_PERPLEXITY = 700.0
 """Loss above which the perplexity is that of this loss, as ``exp(710)`` is no finite

@@ -23,7 +23,6 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.data.permutation import hash_words
 from trainer.data.position import Position
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks
 from trainer.evaluate import evaluate
 from trainer.formats.errors import BadConfig, TrainingFailed
 from trainer.formats.events import EventRow, new_event
@@ -36,6 +35,7 @@ from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preparation import PreparedRun, prepare_run
 from trainer.record.start_clock import Phase, StartClock
 from trainer.record.writer import RunWriter, Show
+from trainer.runtime.ranks import Ranks
 
 
 def train(

@@ -16,7 +16,6 @@ from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
-from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.formats.events import EventRow, new_event
 from trainer.formats.gpus import Unavailable
 from trainer.formats.nvml import NvmlMonitor
@@ -37,6 +36,7 @@ from trainer.record.meter import Meter
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter, Show
 from trainer.run_header import describe_run
+from trainer.runtime.ranks import Ranks, warm_up_libraries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

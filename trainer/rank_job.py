@@ -27,12 +27,12 @@ from trainer.formats.errors import (
 )
 from trainer.formats.progress import progress
 from trainer.formats.run_record import RunExit, read_exit
-from trainer.garbage_collection import collection_paused
 from trainer.health.signals import end_with_parent
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.record.show_row import show_row
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter
+from trainer.runtime.garbage_collection import collection_paused
 from trainer.staging.stage import stage_data
 
 _CAUSE_WAIT_S = 5.0
@@ -121,7 +121,7 @@ class RankJob:
 
     def _start_watchdog(self) -> None:
         """Start the watchdog, which from now on handles signals too."""
-        from trainer.distributed.ranks import process_group_timeout_s
+        from trainer.runtime.ranks import process_group_timeout_s
 
         # Until all ranks have joined the process group, one may still be staging its
         # data.
@@ -165,8 +165,8 @@ class RankJob:
 
     def _train(self) -> RunExit:
         """Join the process group and train, unless the run has finished before."""
-        from trainer.distributed.ranks import join_ranks
         from trainer.loop import train
+        from trainer.runtime.ranks import join_ranks
 
         ranks = join_ranks(self.resolved.config)
         writer = self._receive_run(ranks.broadcast_object)
@@ -235,8 +235,8 @@ class RankJob:
 
         The watchdog limits the wait.
         """
-        from trainer.distributed.ranks import leave_ranks
         from trainer.health.failures import explain
+        from trainer.runtime.ranks import leave_ranks
 
         timeout_s = self._watchdog.timeout_s
         if self.rank == 0:

@@ -11,10 +11,10 @@ from trainer.checkpoint.resume import Start
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import Ranks
 from trainer.formats.events import utc_now
 from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
 from trainer.formats.run_record import RUN_SCHEMA_VERSION, RunHeader
+from trainer.runtime.ranks import Ranks
 
 
 def describe_run(

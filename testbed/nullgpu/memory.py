@@ -271,7 +271,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     from trainer.data.dataset import TokenDataset
     from trainer.data.loader import micro_batch_plans
     from trainer.data.micro_batch_source import MicroBatchSource
-    from trainer.distributed.ranks import join_ranks, warm_up_libraries
+    from trainer.runtime.ranks import join_ranks, warm_up_libraries
 
     probe, _ = _request(case)
     config = probe.subject.chosen({"micro_batch_size": rows, **probe.fit_choice})

@@ -199,11 +199,11 @@ def main(profile: str, data: str, *assignments: str) -> None:
     from trainer.data.batch_plan import make_plan
     from trainer.data.dataset import TokenDataset
     from trainer.data.loader import micro_batch_plans
-    from trainer.distributed.device_events import to_host
-    from trainer.distributed.ranks import join_ranks
     from trainer.loop import train
     from trainer.record import meter
     from trainer.record.writer import RunWriter
+    from trainer.runtime.device_events import to_host
+    from trainer.runtime.ranks import join_ranks
 
     resolved = resolve(Path(profile), assignments=assignments, data=Path(data))
     ranks, watch = join_ranks(resolved.config), _Counting()

@@ -19,7 +19,6 @@ from transformers import AutoModelForMaskedLM
 
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from trainer.build import build_training
-from trainer.distributed.ranks import Ranks
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.train_config import (
     ModelSettings,
@@ -27,6 +26,7 @@ from trainer.formats.train_config import (
     gradient_accumulation_steps,
 )
 from trainer.model.encoder_config import build_config
+from trainer.runtime.ranks import Ranks
 
 STEPS = 2
 """The first makes the optimizer's state; the second is like all others."""

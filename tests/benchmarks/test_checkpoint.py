@@ -7,9 +7,9 @@ from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpo
 from trainer.config.resolve import resolve
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import join_ranks
 from trainer.loop import train
 from trainer.record.writer import RunWriter
+from trainer.runtime.ranks import join_ranks
 
 STALL = {
     "block_s": {

@@ -20,9 +20,9 @@ from testbed.nullgpu.counts import Counts
 from tests.trainer.tiny_models import SHAPES, config_of, micro_batches
 from trainer.build import build_training
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import join_ranks, leave_ranks
 from trainer.formats.train_config import ModelSettings
 from trainer.graph_counter import GraphCounter
+from trainer.runtime.ranks import join_ranks, leave_ranks
 
 STEPS = 6
 

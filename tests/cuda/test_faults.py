@@ -157,7 +157,7 @@ def test_heat_voids_only_trials_of_speed(null_gpu, patterned_dataset):
 
 FAIL_TO_MAKE_A_HANDLE = """
 import torch
-from trainer.health.failures import out_of_memory
+from trainer.runtime.out_of_memory import out_of_memory
 free, _ = torch.cuda.mem_get_info()
 kept = torch.empty(int(free * {share}), dtype=torch.uint8, device="cuda")
 x = torch.ones(64, 64, device="cuda")

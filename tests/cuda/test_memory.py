@@ -41,7 +41,7 @@ def test_predicts_the_largest_micro_batch(case):
 JOIN_RANKS = """
 import torch
 from tests.trainer.tiny_models import config_of
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 join_ranks(config_of(device="cuda"))
 torch.zeros(1, device="cuda")
 print(torch.cuda.memory_snapshot()[0]["is_expandable"])
@@ -70,7 +70,7 @@ from pathlib import Path
 import torch
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 from trainer.evaluate import evaluate
 dataset = TokenDataset.open(Path(sys.argv[1]))
 evaluation = {"max_sequences": 8}
@@ -131,7 +131,7 @@ import torch
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import join_ranks, warm_up_libraries
+from trainer.runtime.ranks import join_ranks, warm_up_libraries
 dataset = TokenDataset.open(Path(sys.argv[1]))
 config = config_of(device="cuda", precision="bf16", attention="varlen")
 warm_up_libraries(join_ranks(config, environment={}))

@@ -60,7 +60,7 @@ def test_library_error_is_oom_only_without_memory(
 ALLOCATE_IN_BUDGET = """
 import torch
 from autotune.trials.jobs.budget import CudaBudget
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 from tests.trainer.tiny_models import config_of
 GB = 10**9
 def take(gb): return torch.empty(gb * GB, dtype=torch.uint8, device="cuda")

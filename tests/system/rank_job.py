@@ -21,9 +21,9 @@ from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
-from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks
 from trainer.evaluate import evaluate
 from trainer.model.encoder import build_model
+from trainer.runtime.ranks import Ranks, join_ranks, leave_ranks
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from trainer.distributed.device_events import DeviceEvent
 from trainer.distributed.step import StepResult
+from trainer.runtime.device_events import DeviceEvent
 
 
 def result_of(

@@ -10,11 +10,11 @@ from tests.trainer.gradients import FP32_ROUNDING
 from tests.trainer.tiny_models import config_of, training_of
 from trainer.build import Training
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import join_ranks
 from trainer.evaluate import evaluate
 from trainer.formats.run_record import EvaluationRow
 from trainer.formats.train_config import EvaluationSettings, TrainConfig
 from trainer.graph_counter import GraphCounter
+from trainer.runtime.ranks import join_ranks
 
 VOCAB_SIZE = 128
 VALIDATION_SAMPLES = 50

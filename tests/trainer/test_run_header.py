@@ -13,10 +13,10 @@ from trainer.checkpoint.stored_checkpoints import read_checkpoint
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.batch_plan import BatchPlan, make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import Ranks, join_ranks
 from trainer.formats.run_record import RunHeader
 from trainer.preflight.dataset_checks import open_dataset
 from trainer.run_header import describe_run
+from trainer.runtime.ranks import Ranks, join_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.loader import micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.train_config import ModelSettings, TrainConfig
+from trainer.runtime.ranks import join_ranks
 
 FAMILIES = ("bert", "roberta", "modernbert")
 """Families with which tests cover the features that depend on the architecture."""

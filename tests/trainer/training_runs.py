@@ -11,11 +11,11 @@ from testbed.examples.checkpoints import release_run, resolved_of
 from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import choose_run
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.events import EventRow
 from trainer.formats.run_record import Run, RunExit, read_run
 from trainer.health.watchdog import Watchdog
 from trainer.loop import train
+from trainer.runtime.ranks import join_ranks
 
 RUN = "r"
 """Run directory, unless a test names another one."""

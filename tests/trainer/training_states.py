@@ -5,7 +5,7 @@ import torch
 from tests.trainer.tiny_models import config_of
 from trainer.build import Training
 from trainer.checkpoint.tensors import tensor_shards
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 
 
 def state_of_training(training: Training) -> dict[str, torch.Tensor]:

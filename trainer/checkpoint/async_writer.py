@@ -29,10 +29,10 @@ from trainer.checkpoint.save_events import (
 )
 from trainer.checkpoint.stored_checkpoints import prune
 from trainer.checkpoint.tensors import TensorShard
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import TrainerError
 from trainer.formats.events import EventRow
 from trainer.formats.train_config import TrainConfig
+from trainer.runtime.ranks import Ranks
 
 _LOWEST_PRIORITY = 19
 """Niceness of the writing thread unless training waits for it: on a busy machine,

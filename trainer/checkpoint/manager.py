@@ -24,10 +24,10 @@ from trainer.checkpoint.tensors import (
     make_optimizer_state,
     tensor_shards,
 )
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import TrainingFailed
 from trainer.formats.events import EventRow
 from trainer.formats.train_config import TrainConfig
+from trainer.runtime.ranks import Ranks
 
 _COLLECTIVE_INTERVAL_S = 0.5
 """Interval between collectives while ranks wait for a save, in seconds: far below their

@@ -19,8 +19,8 @@ from trainer.checkpoint.tensors import (
     make_optimizer_state,
     tensor_shards,
 )
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
+from trainer.runtime.ranks import Ranks
 
 
 def restore(

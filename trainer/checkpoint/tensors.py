@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.build import Training
 from trainer.distributed.optimizer import unwrap_optimizer
-from trainer.distributed.ranks import Ranks
+from trainer.runtime.ranks import Ranks
 
 DTYPE_NAMES = {
     torch.float64: "F64",

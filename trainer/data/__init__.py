@@ -9,8 +9,8 @@ micro-batches of one rank, from a ``position`` on and from every ``lane`` in tur
 ``micro_batch_source`` makes a ``micro_batch.MicroBatch`` from its plan: its tensors are
 ``joined_tensors``, among them the ``segment_indices`` that attention and head need.
 ``loader`` does so for a whole run, in this process or in DataLoader workers.
-``data_wait`` measures how long a device waits for data. ``global_batch`` converts the
-size of the global batch to sequences, by the means in ``sequence_statistics``.
+``global_batch`` converts the size of the global batch to sequences, by the means in
+``sequence_statistics``.
 
 ``loader`` and the modules of micro-batches need torch, so this package exports no
 names; import them from their modules. To read a dataset, begin with

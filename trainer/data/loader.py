@@ -22,10 +22,10 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.position import Position, join_positions
 from trainer.data.sampler import MicroBatchPlan, SequenceSampler
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.train_config import TrainConfig
 from trainer.health.signals import ignore_signals
+from trainer.runtime.ranks import Ranks
 
 
 class Source(Protocol):

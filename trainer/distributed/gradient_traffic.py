@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its stubs
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.formats.train_config import GradientDtype
+from trainer.runtime.device_events import DeviceEvent, mark
 
 DTYPES: dict[GradientDtype, torch.dtype] = {
     "fp32": torch.float32,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.distributed.ranks import Ranks
 from trainer.formats.train_config import TrainConfig
+from trainer.runtime.ranks import Ranks
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -18,13 +18,13 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed.gradient_traffic import DTYPES, GradientTraffic
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.train_config import (
     ParallelSettings,
     TrainConfig,
     gradient_accumulation_steps,
 )
+from trainer.runtime.ranks import Ranks
 
 DEFAULT_BUCKET_CAP_MIB = 25
 """Default of torch for the size of DDP's gradient buckets, in MiB."""

@@ -16,12 +16,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.device_events import DeviceEvent, mark, to_device
 from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.parallel import ParallelModule
-from trainer.distributed.ranks import Ranks
 from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.health.monitor import NO_LIMITS, Limits
+from trainer.runtime.device_events import DeviceEvent, mark, to_device
+from trainer.runtime.ranks import Ranks
 
 _LARGEST_FP32 = float(torch.finfo(torch.float32).max)
 """Largest loss and gradient norm that a step without limits may have."""

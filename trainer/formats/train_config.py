@@ -20,6 +20,8 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["fp32", "bf16"]
+STAGING_TIMEOUT_S = 3600.0
+"""Longest wait for another process that stages the dataset, in seconds."""
 TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
 """Layouts that pad each micro-batch only to its longest sample."""
 Strategy = Literal["ddp", "zero1", "fsdp2"]

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer.distributed.device_events import DeviceEvent, mark, to_host
-from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.formats.events import EventRow
 from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.health.findings import Action, Finding
 from trainer.health.monitor import HealthMonitor
 from trainer.health.requests import decode_requests
+from trainer.runtime.device_events import DeviceEvent, mark, to_host
+from trainer.runtime.ranks import Ranks
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 """Number of steps before a step's numbers are read, so that a GPU has work while they

@@ -1,17 +1,13 @@
-"""Classification of errors in training and trials, each with a next step.
+"""Explanation of the errors that end a training, each with a next step.
 
 An error is out of memory, the loss of other ranks, a failure of a disk, or a crash.
 """
 
-import contextlib
 import os
 import re
 from dataclasses import dataclass
 
-import torch
-
 from trainer.formats.errors import (
-    HOST_OUT_OF_MEMORY,
     BadConfig,
     DeviceOutOfMemory,
     DiskTrouble,
@@ -19,6 +15,7 @@ from trainer.formats.errors import (
 )
 from trainer.formats.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
+from trainer.runtime.out_of_memory import out_of_memory
 
 _LOWER_BATCH_SIZE = (
     "lower train.micro_batch_size, or find the largest that fits: autotune probe"
@@ -26,25 +23,9 @@ _LOWER_BATCH_SIZE = (
 )
 _RUN_AGAIN = "run the same command again: it resumes from the newest checkpoint"
 
-_OUT_OF_MEMORY = re.compile(
-    rf"out of memory|{HOST_OUT_OF_MEMORY.pattern}"
-    # The caching allocator does not manage handles and workspaces of libraries.
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
-    # oneDNN reports only this if it lacks memory for its code; for an unknown shape it
-    # reports more.
-    r"|could not create a memory object|could not (create|execute) a primitive$",
-    re.MULTILINE,
-)
-_PERHAPS_OUT_OF_MEMORY = re.compile(
-    r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)"
-)
-"""Errors that a lack of memory for a handle or a kernel can cause, but also any other
-kind of fault."""
 _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 """NCCL's codes of failures; the one missing, ``ncclInvalidUsage``, is a GPU fault for
 ``_explain_gpu_fault``."""
-_NEARLY_FULL_BYTES = 512 * 2**20
-"""Free GPU memory, in bytes, below which a vague error is taken for out of memory."""
 _MAX_REASON_LENGTH = 300
 """Longest line that is quoted, in characters; messages of libraries may hold a whole
 stack trace."""
@@ -60,53 +41,6 @@ class Explanation:
     """Description of the error, for the message and the run record."""
     next_step: str
     """Instructions for you."""
-
-
-def out_of_memory(error: BaseException) -> str | None:
-    """Return the line of an error that reports out of memory.
-
-    Returns:
-        The line, or the type of the error if it has no message; None if it is another
-        kind of error.
-    """
-    match = _match_out_of_memory(error)
-    if match is None and not isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return None
-    text = str(error)
-    line_start = 0
-    if match is not None:
-        line_start = text.rfind("\n", 0, match.start()) + 1
-    line, _, _ = text[line_start:].partition("\n")
-    return line[:_MAX_REASON_LENGTH] or type(error).__name__
-
-
-def _match_out_of_memory(error: BaseException) -> re.Match[str] | None:
-    """Return the part of a message that reports out of memory, if any."""
-    # Only errors of libraries count, as any text may be the name of a file.
-    if not isinstance(error, RuntimeError):
-        return None
-    text = str(error)
-    match = _OUT_OF_MEMORY.search(text)
-    if match is None and _gpu_is_nearly_full():
-        match = _PERHAPS_OUT_OF_MEMORY.search(text)
-    return match
-
-
-def _gpu_is_nearly_full() -> bool:
-    # A fault that ended CUDA in this process is unrelated to memory.
-    with contextlib.suppress(RuntimeError):
-        if torch.cuda.is_initialized():
-            free_bytes, _ = torch.cuda.mem_get_info()
-            return free_bytes < _NEARLY_FULL_BYTES
-    return False
-
-
-def is_vague(line: str) -> bool:
-    """Return whether a line of ``out_of_memory`` may have another cause than memory."""
-    return (
-        _OUT_OF_MEMORY.search(line) is None
-        and _PERHAPS_OUT_OF_MEMORY.search(line) is not None
-    )
 
 
 def explain(error: Exception, *, lost: bool) -> Explanation:

@@ -7,13 +7,13 @@ import secrets
 import shutil
 from pathlib import Path
 
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.events import EventRow
 from trainer.formats.train_config import TrainConfig
 from trainer.preflight.ranks_text import ranks_text
 from trainer.preflight.start_warning import start_warning
 from trainer.record.writer import RunWriter
+from trainer.runtime.ranks import Ranks
 
 CHECKPOINTS_THAT_FIT = 2
 """Fewest checkpoints that must fit on disk: the newest is kept until the next one is

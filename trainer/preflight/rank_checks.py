@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.distributed.ranks import Ranks
 from trainer.formats.code_hash import code_sha256
 from trainer.formats.errors import BadConfig, ProfileMismatch
 from trainer.formats.events import EventRow
 from trainer.preflight.allotted_cpus import allotted_cpus
 from trainer.preflight.ranks_text import ranks_text
 from trainer.preflight.start_warning import start_warning
+from trainer.runtime.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

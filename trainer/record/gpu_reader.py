@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trainer.distributed.ranks import Ranks
 from trainer.formats.gpu_activity import (
     GPU_ACTIVITY_VARIABLE,
     GpuActivity,
@@ -18,6 +17,7 @@ from trainer.formats.gpu_activity import (
 )
 from trainer.formats.gpus import GpmWindow, GpuSample, Unavailable
 from trainer.formats.nvml import GpuMonitor
+from trainer.runtime.ranks import Ranks
 
 ReadingT = TypeVar("ReadingT")
 

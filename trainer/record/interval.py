@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.device_events import DeviceEvent, to_device
-from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.formats.gpu_activity import GpuActivity
 from trainer.model.flops import ModelWork
 from trainer.record.process_memory import peak_memory_bytes
+from trainer.runtime.device_events import DeviceEvent, to_device
+from trainer.runtime.ranks import Ranks
 
 _NUMBER_OF_TOTALS = 5
 """Totals at the beginning of the sums. In this order: non-padding tokens, padded

@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 
-from trainer.data.data_wait import DataWait
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.device_events import DeviceEvent, mark, to_host
-from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.formats.run_record import StepRow
 from trainer.health.findings import Finding
@@ -32,6 +29,9 @@ from trainer.record.interval import (
 )
 from trainer.record.noise_scale import NoiseScale
 from trainer.record.pace_monitor import PaceMonitor
+from trainer.runtime.data_wait import DataWait
+from trainer.runtime.device_events import DeviceEvent, mark, to_host
+from trainer.runtime.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

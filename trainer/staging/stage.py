@@ -17,6 +17,7 @@ from trainer.formats.file_locks import LockHeld, locked
 from trainer.formats.files import sync
 from trainer.formats.manifest import read_manifest
 from trainer.formats.progress import Update
+from trainer.formats.train_config import STAGING_TIMEOUT_S
 from trainer.staging.copying import (
     CopyFigures,
     copy_files,
@@ -25,9 +26,6 @@ from trainer.staging.copying import (
 )
 from trainer.staging.read_speed import seconds_per_sample
 from trainer.staging.staging_directory import StagingDirectory
-
-DEFAULT_TIMEOUT_S = 3600.0
-"""Longest wait for the process that copies, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ def stage(
     source: Path,
     local: Path,
     *,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float = STAGING_TIMEOUT_S,
     update: Update = lambda done, total, note: None,
 ) -> Staged:
     """Copy a dataset to the local disk, unless it is there already.

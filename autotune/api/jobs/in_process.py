@@ -31,7 +31,7 @@ from autotune.workers.jobs import window
 from autotune.workers.values import WindowRequest
 from trainer.formats.errors import TrainerError
 from trainer.formats.process_status import status_bytes
-from trainer.health.failures import out_of_memory
+from trainer.runtime.out_of_memory import out_of_memory
 
 _KEPT_BLOCK_BYTES = 2**25
 """Size from which glibc returns blocks at the latest, by its own choice."""

@@ -77,7 +77,7 @@ def record_step(
         RuntimeError: If another profiler is running, or another error of the step.
     """
     # Imported here, as the trainer's errors import much.
-    from trainer.health.failures import out_of_memory
+    from trainer.runtime.out_of_memory import out_of_memory
 
     recorder = StepRecorder(device, modules=modules, optimizers=optimizers)
     recorder.begin_step()

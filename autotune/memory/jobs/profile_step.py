@@ -20,8 +20,8 @@ from autotune.memory.values import KernelsRequest
 from autotune.subjects.jobs import load
 from autotune.subjects.own.subject import LOOP
 from autotune.subjects.subject import StepFacts
-from trainer.distributed.device_events import mark
 from trainer.formats.errors import BadConfig
+from trainer.runtime.device_events import mark
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -26,10 +26,10 @@ from autotune.trials.jobs.budget import (
 )
 from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
-from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.formats.errors import BadConfig
 from trainer.formats.process_status import status_bytes
-from trainer.health.failures import out_of_memory
+from trainer.runtime.out_of_memory import out_of_memory
+from trainer.runtime.ranks import Ranks, warm_up_libraries
 
 FEWEST_STEPS = 3
 """Optimizer steps that a training function must take if it is not stopped."""

@@ -11,8 +11,8 @@ from autotune.memory.jobs.peak_contents import StepRecorder
 from autotune.subjects.own.subject import LOOP_STEPS
 from autotune.subjects.subject import StepFacts
 from autotune.trials.jobs.budget import Budget
-from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.formats.errors import BadConfig
+from trainer.runtime.device_events import DeviceEvent, mark
 
 MOST_CALLS = 64
 """Calls without an optimizer step after which a step that accumulates gradients is an

@@ -30,12 +30,12 @@ from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.gradient_traffic import DTYPES
-from trainer.distributed.ranks import Ranks
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
 from trainer.model.loss import cross_entropy_in_place
+from trainer.runtime.ranks import Ranks
 
 META = torch.device("meta")
 

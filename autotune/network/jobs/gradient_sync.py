@@ -19,11 +19,11 @@ from trainer.build import build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
-from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.distributed.step import StepResult
 from trainer.formats.train_config import gradient_accumulation_steps
+from trainer.runtime.device_events import DeviceEvent, mark
+from trainer.runtime.ranks import Ranks, warm_up_libraries
 
 WARM_UP_STEPS = 2
 Gradients = list[tuple[int, DeviceEvent]]

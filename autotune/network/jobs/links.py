@@ -22,8 +22,8 @@ from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.evidence.network import MIB
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
 from autotune.network.values import LinksRequest
-from trainer.distributed.device_events import DeviceEvent, mark
-from trainer.distributed.ranks import Ranks
+from trainer.runtime.device_events import DeviceEvent, mark
+from trainer.runtime.ranks import Ranks
 
 IN_A_ROW = {"cuda": 50, "cpu": 5}
 """Messages that are timed together, so that their launch (0.1 ms on a host) is

@@ -29,8 +29,8 @@ from autotune.speed.values import (
     PassRate,
     RatesRequest,
 )
-from trainer.distributed.device import pick_device
 from trainer.model.varlen import attend_documents
+from trainer.runtime.device import pick_device
 
 REPEATS, FEWEST, LONG_S = 7, 3, 0.5
 """Repeats of a measurement; of one that takes this long in all, the fewest."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from trainer.distributed.ranks import Ranks
 from trainer.formats.process_status import status_bytes
+from trainer.runtime.ranks import Ranks
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 """Exceptions that psutil raises if a process has ended, or if /proc is missing, hidden

@@ -21,11 +21,10 @@ from autotune.trials.jobs.run_job import run_job
 from autotune.trials.messages import END_FILE, JOINED_FILE, REQUEST_FILE, result_file
 from autotune.trials.values import Trial
 from trainer.formats.files import write_atomically
-from trainer.formats.train_config import TrainConfig
-from trainer.garbage_collection import collection_paused
+from trainer.runtime.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
-    from trainer.distributed.ranks import Ranks
+    from trainer.runtime.ranks import Ranks
 
 POLL_S = 0.01
 """Time between two looks for the next trial, in seconds; a trial begins at most this
@@ -47,7 +46,7 @@ def serve(directory: Path, device: str) -> int:
     """
     # Before joining, so that no trial waits for imports.
     with collection_paused():
-        from trainer.distributed.ranks import leave_ranks
+        from trainer.runtime.ranks import leave_ranks
 
         versions = _import_libraries()
     ranks = _join(device)
@@ -87,17 +86,9 @@ def _import_libraries() -> dict[str, str | None]:
 
 def _join(device: str) -> "Ranks":
     """Join the other ranks, and return them."""
-    from trainer.distributed.ranks import join_ranks
+    from trainer.runtime.ranks import join_on_device
 
-    # The fewest settings with which ranks join; trials have settings of their own.
-    settings = {
-        "model": {"name": "none", "config": {"model_type": "none"}},
-        "device": device,
-        "micro_batch_size": 1,
-        "global_batch_size": 1,
-        "parallel": {"timeout_s": LONGEST_TRIAL_S},
-    }
-    return join_ranks(TrainConfig.model_validate(settings))
+    return join_on_device(device, timeout_s=LONGEST_TRIAL_S)
 
 
 def _next_trial(ranks: "Ranks", request_file: Path, end_file: Path) -> Trial | None:

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from trainer.garbage_collection import collection_paused
+from trainer.runtime.garbage_collection import collection_paused
 
 
 def preload_trainer() -> None:

@@ -13,10 +13,10 @@ from autotune.trials.messages import JobResult, JobStatus, encode
 from autotune.trials.values import JOB_MODULES
 from trainer.formats.errors import TrainerError
 from trainer.formats.files import write_atomically
-from trainer.health.failures import is_vague, out_of_memory
+from trainer.runtime.out_of_memory import is_vague, out_of_memory
 
 if TYPE_CHECKING:
-    from trainer.distributed.ranks import Ranks
+    from trainer.runtime.ranks import Ranks
 
 MAX_TRACEBACK_CHARACTERS = 2000
 """Characters of a traceback that a result quotes, from its end: the innermost calls."""

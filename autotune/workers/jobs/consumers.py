@@ -14,9 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from autotune.subjects.own.subject import LOOP_STEPS
 from autotune.subjects.subject import FACTS, StepFacts
 from autotune.trials.jobs.rank_group import RankGroup
-from trainer.data.data_wait import DataWait
-from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.formats.errors import BadConfig
+from trainer.runtime.data_wait import DataWait
+from trainer.runtime.device_events import DeviceEvent, mark
 
 
 class Consumer(Protocol):

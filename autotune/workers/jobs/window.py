@@ -19,7 +19,7 @@ from autotune.workers.jobs.batches import Epochs, bytes_of, cached, drain
 from autotune.workers.jobs.consumers import Consumer, FedStep, ReplayedStep
 from autotune.workers.jobs.timed_window import WindowLength, timed_window
 from autotune.workers.values import WindowRequest
-from trainer.distributed.ranks import leave_ranks
+from trainer.runtime.ranks import leave_ranks
 
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 """Steps before a window, by device. The last one shows the speed of steps."""

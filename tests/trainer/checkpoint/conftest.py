@@ -12,8 +12,8 @@ from tests.trainer.checkpoint.starts import CONFIG
 from tests.trainer.tiny_models import config_of, training_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.manager import CheckpointManager
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.train_config import CheckpointSettings
+from trainer.runtime.ranks import join_ranks
 
 
 @pytest.fixture

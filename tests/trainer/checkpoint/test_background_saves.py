@@ -13,7 +13,7 @@ from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.checkpoint.tensors import tensor_shards
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 
 LOWEST_PRIORITY = 19
 

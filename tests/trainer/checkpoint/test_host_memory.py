@@ -10,7 +10,7 @@ from tests.trainer.tiny_models import config_of, training_of
 from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.tensors import TensorShard
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 
 FILE = "rank-00000.safetensors"
 

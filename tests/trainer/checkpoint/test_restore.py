@@ -16,10 +16,10 @@ from trainer.checkpoint.restore import restore
 from trainer.checkpoint.stored_checkpoints import read_checkpoint
 from trainer.checkpoint.tensors import make_optimizer_state, tensor_shards
 from trainer.distributed.optimizer import make_optimizer
-from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import TrainStep
 from trainer.formats.errors import BadConfig
 from trainer.formats.train_config import ModelSettings
+from trainer.runtime.ranks import join_ranks
 
 CONFIG = config_of()
 LEARNING_RATE = 1e-3

@@ -3,7 +3,7 @@ import torch
 
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.checkpoint.tensors import tensor_shards
-from trainer.distributed.ranks import join_ranks
+from trainer.runtime.ranks import join_ranks
 
 LEARNING_RATE = 1e-3
 

@@ -14,8 +14,8 @@ from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import MicroBatchLoader
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.train_config import DataSettings
+from trainer.runtime.ranks import join_ranks
 
 GLOBAL_BATCH_SEQUENCES = 8
 """Sequences of a step of ``loader_of``, in two micro-batches."""

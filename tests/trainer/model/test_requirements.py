@@ -7,12 +7,12 @@ from tests.trainer.model.small_models import small_config
 from tests.trainer.tiny_models import SHAPES, config_of
 from trainer.build import build_training
 from trainer.config import compilers
-from trainer.distributed.ranks import Ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.train_config import ModelSettings, ParallelSettings
 from trainer.model import requirements
 from trainer.model.fused_norms import check_fused_norms
 from trainer.model.gelu_epilogues import check_gelu_epilogues
+from trainer.runtime.ranks import Ranks
 
 TANH = ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "gelu_new"})
 """A model whose GELU is the approximation by tanh."""

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.trainer.tiny_models import config_of
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.errors import BadConfig
 from trainer.formats.events import EventRow
 from trainer.preflight.directory_checks import check_directory, check_room
 from trainer.record.writer import RunWriter
+from trainer.runtime.ranks import join_ranks
 
 CONFIG = config_of()
 SINGLE_RANK = join_ranks(CONFIG, environment={})

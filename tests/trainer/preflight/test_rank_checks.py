@@ -8,7 +8,6 @@ import pytest
 
 from testbed.examples.checkpoints import resolved_of
 from tests.trainer.tiny_models import config_of
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.errors import BadConfig, ProfileMismatch
 from trainer.preflight import rank_checks
 from trainer.preflight.rank_checks import (
@@ -19,6 +18,7 @@ from trainer.preflight.rank_checks import (
     facts_of_rank,
     gather_facts,
 )
+from trainer.runtime.ranks import join_ranks
 
 CONFIG = config_of()
 SINGLE_RANK = join_ranks(CONFIG, environment={})

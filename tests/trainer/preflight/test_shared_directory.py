@@ -5,9 +5,9 @@ from collections.abc import Collection
 import pytest
 
 from tests.trainer.tiny_models import config_of
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.errors import BadConfig
 from trainer.preflight.directory_checks import check_shared
+from trainer.runtime.ranks import join_ranks
 
 SINGLE_RANK = join_ranks(config_of(), environment={})
 TOKEN_OF_RANK_0 = "0a0b"

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from testbed.fakes import GPM_WINDOW, GPU_FACTS, SAMPLE, FakeGpu, FakeGpuMonitor
-from trainer.distributed.ranks import Ranks
 from trainer.formats.gpu_activity import GPU_ACTIVITY_VARIABLE, GpuActivity
 from trainer.formats.gpus import GpuSample, Unavailable
 from trainer.record.gpu_reader import GpuReader, open_gpu_reader
+from trainer.runtime.ranks import Ranks
 
 WITHIN_S = 60.0
 """Timeout of what takes milliseconds."""

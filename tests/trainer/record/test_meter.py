@@ -15,11 +15,11 @@ from tests.trainer.record.meters import (
 from tests.trainer.step_results import result_of
 from trainer.build import Training
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import PartialGradient, StepResult
 from trainer.formats.gpu_activity import GpuActivity
 from trainer.record.gpu_reader import GpuReader
 from trainer.record.meter import Meter
+from trainer.runtime.ranks import join_ranks
 
 PEAK_FLOPS_PER_S = 1e12
 TOKENS_PER_SEQUENCE = 64

@@ -7,7 +7,6 @@ import torch
 
 from tests.trainer.record.meters import LEAST_TORCH_BYTES, close_interval
 from tests.trainer.step_results import result_of
-from trainer.distributed.ranks import Ranks
 from trainer.formats.gpu_activity import GpuActivity
 from trainer.formats.run_record import StepRow
 from trainer.health.findings import Kind
@@ -15,6 +14,7 @@ from trainer.record.gpu_reader import GpuReader
 from trainer.record.interval import table_by_rank
 from trainer.record.meter import Meter
 from trainer.record.pace_monitor import STREAK_ROWS
+from trainer.runtime.ranks import Ranks
 
 STEP_S = 1.0
 SLOW_RANK = 1

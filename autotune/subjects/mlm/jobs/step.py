@@ -13,15 +13,15 @@ from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.parallel import reshard_weights
-from trainer.distributed.ranks import (
+from trainer.distributed.step import StepResult
+from trainer.formats.manifest import SpecialIds
+from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
+from trainer.runtime.ranks import (
     Ranks,
     join_ranks,
     leave_ranks,
     warm_up_libraries,
 )
-from trainer.distributed.step import StepResult
-from trainer.formats.manifest import SpecialIds
-from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 
 PREPARED_STEPS = 4
 """Steps whose micro-batches are made in advance and reused in rotation: a GPU must not

@@ -14,8 +14,8 @@ from trainer.build import Training, build_training
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import join_ranks, leave_ranks, warm_up_libraries
 from trainer.formats.train_config import TrainConfig
+from trainer.runtime.ranks import join_ranks, leave_ranks, warm_up_libraries
 
 
 def build_step(

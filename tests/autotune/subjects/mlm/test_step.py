@@ -6,8 +6,8 @@ from autotune.subjects.mlm.jobs import step as trainer_step
 from autotune.subjects.mlm.jobs.step import PREPARED_STEPS, build_step
 from autotune.subjects.mlm.subject import MlmSubject
 from tests.trainer.tiny_models import config_of
-from trainer.distributed.ranks import join_ranks
 from trainer.formats.manifest import SpecialIds
+from trainer.runtime.ranks import join_ranks
 
 MICRO_BATCH_SIZE = 2
 MICRO_BATCHES = 3

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from tests.trainer.tiny_models import config_of
-from trainer.distributed import ranks as ranks_module
-from trainer.distributed.ranks import Ranks, join_ranks
+from trainer.runtime import ranks as ranks_module
+from trainer.runtime.ranks import Ranks, join_ranks
 
 ROOT = Path(__file__).parents[3]
 COLLECTIVES_PROGRAM = """
 import json, sys
 from pathlib import Path
 from tests.trainer.tiny_models import config_of
-from trainer.distributed.ranks import join_ranks, leave_ranks
+from trainer.runtime.ranks import join_ranks, leave_ranks
 rank = int(sys.argv[1])
 environment = {
     "RANK": str(rank),
@@ -91,7 +91,7 @@ LEAVING_PROGRAM = """
 import gc
 import psutil
 import torch.distributed as dist
-from trainer.distributed.ranks import leave_ranks
+from trainer.runtime.ranks import leave_ranks
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 threads = psutil.Process().num_threads()
 leave_ranks(together=True)

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer.distributed.cpu_binding import bind_to_nearest_cpus
-from trainer.distributed.device import pick_device
-from trainer.formats.train_config import TrainConfig
-from trainer.staging.stage import DEFAULT_TIMEOUT_S
+from trainer.formats.train_config import STAGING_TIMEOUT_S, TrainConfig
+from trainer.runtime.cpu_binding import bind_to_nearest_cpus
+from trainer.runtime.device import pick_device
 
 ValueT = TypeVar("ValueT")
 _GROUP_EXTRA_S = 60.0
@@ -147,23 +146,49 @@ def join_ranks(
     environment: Mapping[str, str] = os.environ,
     rendezvous: str | Path | None = None,
 ) -> Ranks:
+    """Join the other ranks of a training, as ``join_on_device`` does.
+
+    Args:
+        config: Configuration of training.
+        environment: Environment variables.
+        rendezvous: File through which the ranks of one node connect, or None.
+
+    Raises:
+        DeviceMissing: If there is no GPU for this rank.
+    """
+    return join_on_device(
+        config.device,
+        environment,
+        rendezvous,
+        timeout_s=process_group_timeout_s(config),
+    )
+
+
+def join_on_device(
+    device_type: str,
+    environment: Mapping[str, str] = os.environ,
+    rendezvous: str | Path | None = None,
+    *,
+    timeout_s: float,
+) -> Ranks:
     """Join the process group described by torchrun's environment variables.
 
     Without these variables, the process is a single rank. It is bound to the CPUs near
     its GPU.
 
     Args:
-        config: Configuration of training.
+        device_type: Kind of device, ``cpu`` or ``cuda``.
         environment: Environment variables.
         rendezvous: File through which the ranks of one node connect. It must not exist
             yet, and its directory must hold nothing else. None uses ``MASTER_ADDR`` and
             ``MASTER_PORT``.
+        timeout_s: Time after which a collective fails, in seconds.
 
     Raises:
         DeviceMissing: If there is no GPU for this rank.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
-    device = pick_device(config.device, local_rank)
+    device = pick_device(device_type, local_rank)
     cpus_before_binding = len(os.sched_getaffinity(0))
     ranks = Ranks(
         rank=int(environment.get("RANK", "0")),
@@ -179,7 +204,7 @@ def join_ranks(
         # torchrun limits every rank to one thread unless you set OMP_NUM_THREADS.
         torch.set_num_threads(max(1, cpus_before_binding // ranks.local_world_size))
     if ranks.world_size > 1:
-        _init_process_group(config, ranks, rendezvous)
+        _init_process_group(ranks, rendezvous, timeout_s)
     return ranks
 
 
@@ -190,7 +215,7 @@ def _pci_address(device: torch.device) -> str:
 
 
 def _init_process_group(
-    config: TrainConfig, ranks: Ranks, rendezvous: str | Path | None
+    ranks: Ranks, rendezvous: str | Path | None, timeout_s: float
 ) -> None:
     # gloo for tensors on the host, so that ranks agree on a number without waiting for
     # their GPUs.
@@ -204,7 +229,7 @@ def _init_process_group(
         store=store,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        timeout=datetime.timedelta(seconds=process_group_timeout_s(config)),
+        timeout=datetime.timedelta(seconds=timeout_s),
     )
 
 
@@ -234,7 +259,7 @@ def process_group_timeout_s(config: TrainConfig) -> float:
     """
     timeout_s: float = config.parallel.timeout_s
     if config.data.stage_to is not None:
-        timeout_s = max(timeout_s, DEFAULT_TIMEOUT_S)
+        timeout_s = max(timeout_s, STAGING_TIMEOUT_S)
     return timeout_s + _GROUP_EXTRA_S
 
 

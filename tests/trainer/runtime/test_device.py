@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from trainer.distributed.device import set_cuda_defaults
+from trainer.runtime.device import set_cuda_defaults
 
 OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 """If set, torch reads this variable and ignores the newer one, even if it is empty."""

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from trainer.garbage_collection import collection_paused
+from trainer.runtime.garbage_collection import collection_paused
 
 
 class Node:

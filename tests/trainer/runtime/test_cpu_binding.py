@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.distributed.cpu_binding import bind_to_nearest_cpus
 from trainer.formats.cpu_environment import NUMA_VARIABLE
+from trainer.runtime.cpu_binding import bind_to_nearest_cpus
 
 GPU_ADDRESS = "0000:DC:00.0"
 
@@ -60,7 +60,7 @@ def test_rank_gets_allowed_cpus_near_its_gpu(
 BINDING_PROGRAM = """
 import os, pathlib, sys, threading
 import torch
-from trainer.distributed.cpu_binding import bind_to_nearest_cpus
+from trainer.runtime.cpu_binding import bind_to_nearest_cpus
 torch.ones(512, 512) @ torch.ones(512, 512)
 ended = threading.Event()
 threading.Thread(target=ended.wait, daemon=True).start()

@@ -7,9 +7,11 @@ long as the GPU still has work.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
-from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.device_events import DeviceEvent
+from trainer.runtime.device_events import DeviceEvent
+
+BatchT = TypeVar("BatchT")
 
 
 class DataWait:
@@ -35,7 +37,7 @@ class DataWait:
         self._waited_s = 0.0
         self._gaps: list[_Gap] = []
 
-    def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
+    def take(self, loader: Iterator[BatchT], count: int) -> list[BatchT]:
         """Return the micro-batches of one optimizer step."""
         batches = []
         for _ in range(count):
@@ -46,7 +48,7 @@ class DataWait:
                 batches.append(self._take_while_busy(loader, end_of_work))
         return batches
 
-    def _take_while_idle(self, loader: Iterator[MicroBatch]) -> MicroBatch:
+    def _take_while_idle(self, loader: Iterator[BatchT]) -> BatchT:
         """Take a micro-batch for a device without work, which waits all the time."""
         began_s = self._now_s()
         batch = next(loader)
@@ -54,8 +56,8 @@ class DataWait:
         return batch
 
     def _take_while_busy(
-        self, loader: Iterator[MicroBatch], end_of_work: DeviceEvent
-    ) -> MicroBatch:
+        self, loader: Iterator[BatchT], end_of_work: DeviceEvent
+    ) -> BatchT:
         """Take a micro-batch for a device that may run out of work meanwhile.
 
         Such a device waits from the end of its work until it reaches a mark that is

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.data.data_wait import DataWait
-from trainer.distributed.device_events import DeviceEvent
+from trainer.runtime.data_wait import DataWait
+from trainer.runtime.device_events import DeviceEvent
 
 LOADING_S = 0.03
 """Time that a micro-batch takes to load, by the host's clock."""
