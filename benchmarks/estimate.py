@@ -31,11 +31,11 @@ from statistics import median
 from typing import Any
 
 from autotune.base.tables import text_table
-from autotune.memory.contents import DOCUMENTS_PER_PACKED_SEQUENCE
 from autotune.memory.decide.memory_model import MemoryModel, peak_bytes
 from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.estimate import FIRST_SIZES, estimate_model
-from autotune.memory.values import TraceRequest
+from autotune.subjects.mlm.memory.contents import DOCUMENTS_PER_PACKED_SEQUENCE
+from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.values import Trial

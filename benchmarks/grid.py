@@ -25,14 +25,14 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.window_statistics import scaled_residuals, trimmed_mean
-from autotune.memory.probe import ProbeRequest
-from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
 from autotune.search.configuration import Configuration
 from autotune.search.decide.configuration_space import without_size
 from autotune.search.request import ExploreRequest
 from autotune.search.stage import explore_request
 from autotune.search.windows import WindowLength
+from autotune.subjects.mlm.memory.probe import ProbeRequest
+from autotune.subjects.mlm.memory.stage import probe_models, requested_config
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session, open_session

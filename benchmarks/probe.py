@@ -24,8 +24,8 @@ from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import overheads_on_cpu
-from autotune.memory.probe import FIT_STEPS, Probe, ProbeRequest
 from autotune.memory.size_search import SizeSearch
+from autotune.subjects.mlm.memory.probe import FIT_STEPS, Probe, ProbeRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog

@@ -26,12 +26,13 @@ from unittest import mock
 
 from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
-from autotune.memory.contents import DEFAULT_SPECIAL_IDS
 from autotune.memory.estimate import traced_work
 from autotune.memory.size_probe import StepCounts, step_fields
-from autotune.memory.values import StepRequest, TraceRequest
+from autotune.memory.values import StepRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.measure import measure_rates
+from autotune.subjects.mlm.memory.contents import DEFAULT_SPECIAL_IDS
+from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
@@ -597,9 +598,8 @@ def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             request = TraceRequest(
                 config=config, micro_batches=micro_batches, ranks=1, **more
             )
-            predicted[name] = predict_speed(
-                traced_work(request, machine), rates, config
-            ).step_s.value
+            work = traced_work(request, machine, config.micro_batch_size)
+            predicted[name] = predict_speed(work, rates, config).step_s.value
         for _, (name, (config, more)) in itertools.product(
             range(rounds), requests.items()
         ):

@@ -14,22 +14,22 @@ from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingCon
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.model_config import attention_dropout
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
 from autotune.evidence.profile import Profile
 from autotune.machine.host import Host, SystemHost
-from autotune.memory.gains import predicted_gains
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import StoredProfile, read_trainer_profile
 from autotune.speed.measure import known_rates
+from autotune.subjects.mlm.memory.gains import predicted_gains
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.formats.errors import TrainerError
 from trainer.formats.manifest import MANIFEST_NAME, read_manifest
+from trainer.formats.model_config import attention_dropout
 from trainer.formats.profile_file import profile_sha256, read_profile_tables
 from trainer.formats.progress import Update
 from trainer.formats.recorded_settings import settings_of

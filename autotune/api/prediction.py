@@ -6,9 +6,9 @@ from autotune.base.defaults import (
     VOCAB_SIZE,
 )
 from autotune.base.units import parse_bytes
-from autotune.memory.prediction import predict, settings_of_step
-from autotune.memory.target import PredictionRequest, find_target
-from autotune.memory.values import PredictedModel
+from autotune.subjects.mlm.memory.prediction import predict, settings_of_step
+from autotune.subjects.mlm.memory.target import PredictionRequest, find_target
+from autotune.subjects.mlm.memory.values import PredictedModel
 from trainer.formats.presets import model_settings
 
 

@@ -19,9 +19,9 @@ from autotune.base.window_statistics import MIN_WINDOWS, estimate_windows, paire
 from autotune.baseline.decide.recipes import TUNED, Recipe, differences, is_precise
 from autotune.errors import OutOfTime
 from autotune.evidence.baseline import BaselineEvidence, RecipeName, RecipeRow
-from autotune.memory.probe import FIT_STEPS
 from autotune.memory.size_probe import step_fields
 from autotune.memory.values import StepRequest
+from autotune.subjects.mlm.memory.probe import FIT_STEPS
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import (

@@ -5,9 +5,9 @@ from autotune.evidence.confirm import SplitRates
 from autotune.evidence.kernels import StepKernels
 from autotune.kernels.decide.bounds import step_kernels
 from autotune.kernels.decide.trace import NO_KERNELS
-from autotune.memory.contents import contents_of
 from autotune.memory.size_probe import KERNEL_STEPS, step_fields
 from autotune.memory.values import KernelsRequest
+from autotune.subjects.mlm.memory.contents import contents_of
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured, describe

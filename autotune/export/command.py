@@ -45,9 +45,9 @@ def export(
     to your program.
     """
     from autotune.launch.training_job import default_ranks
-    from autotune.memory.contents import sequence_means
     from autotune.profiles.store import read_profile
     from autotune.subjects.mlm.export.translate import export_profile
+    from autotune.subjects.mlm.memory.contents import sequence_means
 
     stored = read_profile(profile)
     if not stored.profile.has_train:

@@ -18,7 +18,7 @@ from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import ExceedsMemory, UsageError
 
 if TYPE_CHECKING:
-    from autotune.memory.probe import ProbeRequest
+    from autotune.subjects.mlm.memory.probe import ProbeRequest
 
 _OWN_STEP_OPTIONS = frozenset(
     {
@@ -171,9 +171,9 @@ def probe(
     """
     from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
-    from autotune.memory.probe_requests import probe_requests
-    from autotune.memory.sections import probe_answer, probe_text
-    from autotune.memory.stage import check_budgets, probe_models
+    from autotune.subjects.mlm.memory.probe_requests import probe_requests
+    from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
+    from autotune.subjects.mlm.memory.stage import check_budgets, probe_models
     from autotune.trials.session import open_session
 
     if own.step is not None:
@@ -321,9 +321,13 @@ def estimate(
     Show its memory breakdown. The model is traced, not run.
     """
     from autotune.base.answer_json import answer_json
-    from autotune.memory.prediction import joined_error, predict, settings_of_step
-    from autotune.memory.sections import estimate_text
-    from autotune.memory.target import PredictionRequest, find_target
+    from autotune.subjects.mlm.memory.prediction import (
+        joined_error,
+        predict,
+        settings_of_step,
+    )
+    from autotune.subjects.mlm.memory.sections import estimate_text
+    from autotune.subjects.mlm.memory.target import PredictionRequest, find_target
     from trainer.formats.presets import model_settings
     from trainer.formats.progress import progress
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from autotune.corpus.values import SequenceContents
 from autotune.errors import NotCheckable
 from autotune.machine.decide import is_busy
 from autotune.machine.host import SystemHost
@@ -19,13 +18,11 @@ from autotune.memory.decide.memory_model import (
     largest_micro_batch_size,
 )
 from autotune.memory.decide.overheads import MemoryOverheads
-from autotune.memory.values import Trace, TraceRequest
+from autotune.memory.values import Trace
 from autotune.speed.values import StepWork
 from autotune.trials.outcomes import Measured, TimedOut
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import TrialRequest
-from trainer.data.head_slots import head_slots
-from trainer.formats.train_config import TrainConfig
 
 FIRST_SIZES = (8, 64)
 """Micro-batch sizes that are traced first: far enough apart to show the growth of each
@@ -73,7 +70,7 @@ class CannotTrace(NotCheckable):
 
 
 class AnyTraceRequest(Protocol):
-    """Request for traces: of the trainer's step, or of a model of your own.
+    """Request for traces of a step, by a job of its subject.
 
     It is a pydantic model, whose field ``sizes`` has the micro-batch sizes to trace.
     """
@@ -81,6 +78,10 @@ class AnyTraceRequest(Protocol):
     @property
     def name(self) -> str:
         """Name of the model."""
+
+    @property
+    def slots_of(self) -> SlotsOf | None:
+        """Function of the slots of a sparse MLM head, by size; None without one."""
 
     def model_copy(self, *, update: Mapping[str, Any]) -> TrialRequest:
         """Return the request with some fields changed."""
@@ -120,27 +121,6 @@ class _TracedSizes:
     """Traces in the order in which they were made."""
     figures: _TraceFigures
     """Result of the last job, for its facts of the model."""
-
-
-def trace_request(
-    config: TrainConfig, contents: SequenceContents, micro_batches: int, *, ranks: int
-) -> TraceRequest:
-    """Return the request to trace a step on sequences with such contents.
-
-    Args:
-        config: Settings of the step.
-        contents: Contents of the sequences.
-        micro_batches: Micro-batches of an optimizer step on each rank.
-        ranks: Ranks on all nodes that train together.
-    """
-    return TraceRequest(
-        config=config,
-        vocab_size=contents.vocab_size,
-        special_ids=contents.special_ids,
-        documents_per_sequence=contents.documents,
-        micro_batches=micro_batches,
-        ranks=ranks,
-    )
 
 
 def estimate_model(
@@ -228,25 +208,13 @@ def _trace_more(
         figures = _run_trace(request, machine, new_sizes)
         all_traces += figures.traces
         alike = _like_the_largest(all_traces)
-        memory_model = fit_memory_model(alike, _slots_of(request))
+        memory_model = fit_memory_model(alike, request.slots_of)
         if memory_model is not None and len(alike) > 1:
             return _TracedSizes(
                 memory_model=memory_model, traces=tuple(alike), figures=figures
             )
     raise _cannot_trace(
         request, "its allocations change order with the micro-batch size"
-    )
-
-
-def _slots_of(request: AnyTraceRequest) -> SlotsOf | None:
-    """Return the function of the slots of a sparse MLM head; None without one."""
-    config = getattr(request, "config", None)
-    if config is None:
-        return None
-    if config.mlm_head != "sparse":
-        return None
-    return lambda size: head_slots(
-        size * config.seq_length_tokens, config.masking_probability
     )
 
 
@@ -260,15 +228,14 @@ def _like_the_largest(traces: Sequence[Trace]) -> list[Trace]:
     ]
 
 
-def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
-    """Return the kernels of a step at its settings' micro-batch size.
+def traced_work(request: AnyTraceRequest, machine: Machine, size: int) -> StepWork:
+    """Return the kernels of a step at one size.
 
     Raises:
         CannotTrace: If the step cannot be traced.
         BadInput: If the settings are invalid.
     """
-    figures = _run_trace(request, machine, [request.config.micro_batch_size])
-    (trace,) = figures.traces
+    (trace,) = _run_trace(request, machine, [size]).traces
     return trace.work
 
 

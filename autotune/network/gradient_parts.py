@@ -1,7 +1,7 @@
 """Gradients of a model in the order in which they become ready, from its config."""
 
-from autotune.base.encoder_shape import encoder_shape
 from autotune.evidence.network import GradientPart
+from trainer.formats.encoder_shape import encoder_shape
 from trainer.formats.train_config import TrainConfig
 
 _PARTS_PER_LAYER = 4

@@ -144,8 +144,8 @@ def _source(
     seq_length: int | None,
     precision: Literal["bf16", "fp32"] | None,
 ) -> "StoredProfile | TrainConfig":
-    from autotune.memory.prediction import settings_of_step
     from autotune.profiles.store import read_trainer_profile
+    from autotune.subjects.mlm.memory.prediction import settings_of_step
     from trainer.formats.presets import model_settings
 
     if (model is None) == (profile is None):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from autotune.base.units import format_amount, format_share
 from autotune.errors import BadInput
 from autotune.evidence.plan import Fleet, Goal, GoalKind, PlanFigure, derived
-from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
+from autotune.subjects.mlm.memory.values import MemoryPlan
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 """FLOPs of training by the 6·N·D convention (Kaplan et al. 2020, arXiv 2001.08361)."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.base.defaults import VOCAB_SIZE
-from autotune.base.model_work import estimate_vocab_size
 from autotune.base.units import format_amount, format_percent
 from autotune.base.wording import plural
 from autotune.corpus.values import (
@@ -23,15 +22,7 @@ from autotune.machine.gpu_models import (
     find_gpu_model,
     gpu_model_of,
 )
-from autotune.memory.contents import assumed_contents, contents_of
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.plan_memory import memory_of_probe, trace_memory
-from autotune.memory.plan_shares import (
-    max_micro_batch_size_shared,
-    strategy_that_fits,
-    with_shares,
-)
-from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import (
     AllRanks,
     Load,
@@ -48,6 +39,15 @@ from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.store import StoredProfile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
+from autotune.subjects.mlm.memory.contents import assumed_contents, contents_of
+from autotune.subjects.mlm.memory.plan_memory import memory_of_probe, trace_memory
+from autotune.subjects.mlm.memory.plan_shares import (
+    max_micro_batch_size_shared,
+    strategy_that_fits,
+    with_shares,
+)
+from autotune.subjects.mlm.memory.values import MemoryPlan
+from autotune.subjects.mlm.model_work import estimate_vocab_size
 from trainer.formats.manifest import read_manifest
 from trainer.formats.progress import Update
 from trainer.formats.train_config import Strategy, TrainConfig

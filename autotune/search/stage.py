@@ -13,8 +13,6 @@ from autotune.evidence.explore import ExploreEvidence
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.probe import Probe, ProbeRequest
-from autotune.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
@@ -36,6 +34,8 @@ from autotune.search.windows import StepWindows
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
 from autotune.speed.values import MachineRates
+from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
+from autotune.subjects.mlm.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.subjects.mlm.settings import (
     MlmSettings,
     dataset_layouts,

@@ -67,7 +67,7 @@ def tune(
     several nodes, a second job measures the network between two nodes. --skip probe
     uses the existing profile; --skip accumulation tunes for one micro-batch per step.
     """
-    from autotune.memory.probe_requests import probe_requests
+    from autotune.subjects.mlm.memory.probe_requests import probe_requests
     from autotune.trials.study import check_study_file
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 

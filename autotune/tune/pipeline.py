@@ -30,8 +30,6 @@ from autotune.evidence.probe import LOWER_BOUND
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
-from autotune.memory.probe import Probe, ProbeRequest
-from autotune.memory.stage import check_budgets, prepare, probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.local_probe import require_local_probe
@@ -43,6 +41,8 @@ from autotune.profiles.store import (
 )
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
+from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
+from autotune.subjects.mlm.memory.stage import check_budgets, prepare, probe_one
 from autotune.trials.decide.least_time import (
     ASSUMED_TRIAL_S,
     StageName,

@@ -17,9 +17,9 @@ from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_gpu_model
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
-from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.size_search import SizeSearch
 from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner

@@ -2,7 +2,8 @@
 
 ``train_config.TrainConfig`` declares every setting of a training, as ``[train]`` of a
 profile has them: begin there. ``profile_file`` reads a profile's tables, ``presets``
-finds a model by name or file, ``families`` says which models the trainer builds, and
+finds a model by name or file, ``families`` says which models the trainer builds,
+``encoder_shape`` and ``model_config`` read the sizes in a model's config, and
 ``recorded_settings`` reads the settings of a run record or a trial.
 
 ``errors`` are the errors that you can act on. ``tables`` reads and validates any TOML

@@ -11,8 +11,6 @@ from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.base.estimates import change_between
 from autotune.base.interval import Interval
-from autotune.base.model_config import HIDDEN_SIZE, attention_dropout, config_count
-from autotune.base.model_work import position_share
 from autotune.base.units import format_percent
 from autotune.base.window_statistics import estimate_from_bounds
 from autotune.evidence.advice import Advice, Gain, SettingChange, figure
@@ -21,6 +19,8 @@ from autotune.memory.decide.sharding import model_share, parts_of_terms, zero_sh
 from autotune.memory.values import Term
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import choose_micro_batch, with_headroom
+from autotune.subjects.mlm.model_work import position_share
+from trainer.formats.model_config import HIDDEN_SIZE, attention_dropout, config_count
 
 WORTH_RATIO = 1.02
 NOISE_ROWS, NOISE_STEPS = 8, 1000

@@ -15,7 +15,6 @@ from autotune.advice.decide.gpu_counters import (
     with_counters,
 )
 from autotune.base.estimates import Estimate
-from autotune.base.model_work import position_share
 from autotune.base.step_statistics import (
     block_count,
     estimate_blocks,
@@ -26,6 +25,7 @@ from autotune.base.window_statistics import estimate_windows
 from autotune.evidence.advice import Bottleneck, Cause, StepPart
 from autotune.evidence.profile import Profile
 from autotune.network.decide.step_model import expected_largest
+from autotune.subjects.mlm.model_work import position_share
 from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
 from trainer.formats.recorded_settings import settings_of
 from trainer.formats.run_record import Run, StepRow

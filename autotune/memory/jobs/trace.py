@@ -23,9 +23,10 @@ from autotune.memory.jobs.kernels import request_rules
 from autotune.memory.jobs.module_owners import own_by_module
 from autotune.memory.jobs.shards import Shards
 from autotune.memory.jobs.zero1 import keep_largest_part
-from autotune.memory.values import Term, Trace, TraceRequest
+from autotune.memory.values import Term, Trace
 from autotune.speed.values import StepWork
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
+from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.micro_batch import MicroBatch

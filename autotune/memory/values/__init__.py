@@ -5,19 +5,14 @@
 """
 
 from autotune.memory.values.predictions import (
-    Alternative,
-    Answer,
     MemoryBreakdown,
     MemoryParts,
-    MemoryPlan,
-    PredictedModel,
     Share,
 )
 from autotune.memory.values.requests import (
     KernelsRequest,
     ModelTraceRequest,
     StepRequest,
-    TraceRequest,
 )
 from autotune.memory.values.traces import (
     ACTIVATIONS,
@@ -30,18 +25,13 @@ from autotune.memory.values.traces import (
 __all__ = [
     "ACTIVATIONS",
     "Allocation",
-    "Alternative",
-    "Answer",
     "KernelsRequest",
     "MemoryBreakdown",
     "MemoryParts",
-    "MemoryPlan",
     "ModelTraceRequest",
-    "PredictedModel",
     "Share",
     "StepRequest",
     "Term",
     "Trace",
-    "TraceRequest",
     "activations_of",
 ]

@@ -5,8 +5,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from autotune.trials.values import JobName, TrialRequest
-from trainer.formats.manifest import SpecialIds
-from trainer.formats.train_config import TrainConfig
 
 
 class StepRequest(TrialRequest):
@@ -57,33 +55,6 @@ class KernelsRequest(StepRequest):
     if it is unknown."""
 
 
-class TraceRequest(TrialRequest):
-    """Request for traces of one rank's training steps on the meta device."""
-
-    job: ClassVar[JobName] = "trace"
-
-    config: TrainConfig
-    """The trainer's settings; ``sizes`` replaces ``micro_batch_size``."""
-    vocab_size: int
-    """Tokens of the vocabulary."""
-    special_ids: SpecialIds
-    """Ids of special tokens in the vocabulary."""
-    documents_per_sequence: float
-    """Documents in each sequence, on average."""
-    micro_batches: int
-    """Micro-batches of a rank in an optimizer step. Two need as much memory as any
-    larger number: gradients exist while the second one is computed."""
-    ranks: int
-    """Ranks on all nodes that train together; one of them is traced."""
-    sizes: list[int] = Field(default_factory=list)
-    """Micro-batch size of each trace."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.config.model.name
-
-
 class ModelTraceRequest(TrialRequest):
     """Request for traces of a model that a function builds, for several sizes."""
 
@@ -102,3 +73,8 @@ class ModelTraceRequest(TrialRequest):
     def name(self) -> str:
         """Name of the function."""
         return self.model
+
+    @property
+    def slots_of(self) -> None:
+        """None: a model of yours has no sparse MLM head that is known here."""
+        return None

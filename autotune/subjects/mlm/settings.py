@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
-from autotune.base.model_config import attention_dropout
 from autotune.base.wording import plural
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.decide.batch_split import (
@@ -26,6 +25,7 @@ from trainer.config.packages import has_flash_attention_4
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics
 from trainer.formats.families import FAMILIES
+from trainer.formats.model_config import attention_dropout
 from trainer.formats.train_config import (
     TRIMMED_LAYOUTS,
     Checkpointing,

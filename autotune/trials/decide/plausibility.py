@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.base.model_work import expected_model_work
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
+from trainer.formats.encoder_shape import encoder_shape
 from trainer.formats.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
 from trainer.formats.recorded_settings import settings_of
 from trainer.formats.train_config import TrainConfig
@@ -220,10 +220,10 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
         train: Settings with the model's config; None if they cannot be read.
         parameters: Number of all parameters; None if it is not known.
     """
-    # The size of the vocabulary affects only the head.
-    work = None if train is None else expected_model_work(train, 1, parameters or 1)
-    if work is not None:
-        return float(_FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * work.weights_per_token)
+    shape = None if train is None else encoder_shape(train)
+    if shape is not None and shape.layout is not None:
+        flops = _FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * shape.weights_per_token
+        return float(flops)
     return float(_MULTIPLY_AND_ADD * (parameters or 0))
 
 

@@ -6,9 +6,9 @@ import pytest
 from autotune.advice.read_context import data_facts, profile_of_run
 from autotune.launch.sections import status_text
 from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
-from autotune.memory.contents import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.memory.contents import assumed_contents, contents_of
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.profiles import but, example_profile

@@ -5,8 +5,8 @@ from typing import Any
 
 from autotune.evidence.probe import ProbeEvidence
 from autotune.memory.measure import probe_subject
-from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.values import Allocation
+from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import Trial
 from testbed.datasets import write_dataset

@@ -9,7 +9,8 @@ from autotune.base.units import MIB
 from autotune.memory.decide.memory_model import peak_bytes
 from autotune.memory.decide.overheads import MemoryOverheads, overheads_on_cpu
 from autotune.memory.estimate import CannotTrace, estimate_model
-from autotune.memory.values import Allocation, TraceRequest
+from autotune.memory.values import Allocation
+from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from autotune.trials.outcomes import Crashed, Measured, TimedOut
 from testbed.fakes import FakeHost, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of

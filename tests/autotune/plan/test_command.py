@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.memory.plan_memory import memory_of_probe
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.memory.plan_memory import memory_of_probe
 from testbed.examples.profiles import but
 from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from autotune.errors import BadInput
 from autotune.evidence.plan import Fleet, Goal, PlanFigure
-from autotune.memory.values import MemoryParts, MemoryPlan, Share
+from autotune.memory.values import MemoryParts, Share
 from autotune.network.decide.scaling_model import AllRanks
 from autotune.plan.decide import Plan, plan_of
+from autotune.subjects.mlm.memory.values import MemoryPlan
 
 GPUS = Fleet(
     device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37

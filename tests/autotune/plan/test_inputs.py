@@ -6,10 +6,10 @@ from autotune.errors import BadInput
 from autotune.evidence.plan import Goal
 from autotune.evidence.profile import Profile
 from autotune.memory import plan_memory
-from autotune.memory.prediction import settings_of_step
 from autotune.network.scaling import Assumed, evidence
 from autotune.plan.inputs import PlanRequest, plan
 from autotune.profiles.store import StoredProfile
+from autotune.subjects.mlm.memory.prediction import settings_of_step
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import but
 from tests.autotune.network.gradient_syncs import Cluster, tuning_on

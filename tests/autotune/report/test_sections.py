@@ -16,13 +16,7 @@ from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDiffe
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.network import Link, ScalingRow
 from autotune.evidence.workers import JointChoice
-from autotune.memory.probed_model import ProbedModel
-from autotune.memory.sections import (
-    batch_split_words,
-    curve_section,
-    probe_answer,
-    probe_text,
-)
+from autotune.memory.sections import batch_split_words, curve_section
 from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
 from autotune.profiles.approval_record import Approval
@@ -30,6 +24,8 @@ from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.exploration_text import exploration_text
 from autotune.profiles.sections import profile_text
 from autotune.search.sections import exploration_section
+from autotune.subjects.mlm.memory.probed_model import ProbedModel
+from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
 from autotune.workers.sections import (
     chosen_loader,
     workers_lines,

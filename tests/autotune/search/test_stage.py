@@ -7,13 +7,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from autotune.errors import ProfileRejected
-from autotune.memory.stage import probe_models
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
 from autotune.search import stage
 from autotune.search.request import StepPrediction
 from autotune.search.stage import explore_request, explore_settings
 from autotune.speed.decide import data_sheet_rates
+from autotune.subjects.mlm.memory.stage import probe_models
 from autotune.subjects.mlm.settings import TRIED_VALUES
 from autotune.trials import trial_bench
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory

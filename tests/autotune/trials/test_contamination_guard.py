@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from autotune.errors import BadInput
-from autotune.memory.probe import FIT_STEPS
 from autotune.memory.throughput import CURVE_STEPS
+from autotune.subjects.mlm.memory.probe import FIT_STEPS
 from autotune.trials.contamination_guard import (
     WAIT_AFTER_S,
     WAIT_BEFORE_S,

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from autotune.memory.probe import ProbeRequest
-from autotune.memory.stage import requested_config
+from autotune.subjects.mlm.memory.probe import ProbeRequest
+from autotune.subjects.mlm.memory.stage import requested_config
 from autotune.trials.outcomes import Outcome
 from autotune.trials.session import Session
 from autotune.trials.values import Trial

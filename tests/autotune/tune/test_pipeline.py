@@ -8,10 +8,10 @@ import pytest
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.probe import ProbeRequest
-from autotune.memory.probed_model import ProbedModel
-from autotune.memory.stage import requested_config
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.memory.probe import ProbeRequest
+from autotune.subjects.mlm.memory.probed_model import ProbedModel
+from autotune.subjects.mlm.memory.stage import requested_config
 from autotune.trials.decide.least_time import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest

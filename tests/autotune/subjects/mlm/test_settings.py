@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.stage import requested_config
 from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.subjects.mlm.memory.stage import requested_config
 from autotune.subjects.mlm.settings import (
     SIZE_DOUBLINGS,
     StepSupport,

@@ -5,8 +5,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime
-from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
+from autotune.subjects.mlm.memory.stage import (
+    prepare,
+    probe_models,
+    probe_one,
+    profile_of_probe,
+)
 from autotune.trials import trial_bench
 from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive

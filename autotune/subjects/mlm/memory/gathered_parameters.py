@@ -1,6 +1,6 @@
 """Parameters that fsdp2 gathers, from the model's config. Pure."""
 
-from autotune.base.encoder_shape import encoder_shape
+from trainer.formats.encoder_shape import encoder_shape
 from trainer.formats.train_config import TrainConfig
 
 _FP32_BYTES = 4

@@ -4,10 +4,11 @@ import contextlib
 from collections.abc import Mapping
 
 from autotune.errors import BadInput
-from autotune.memory.contents import sequence_contents
-from autotune.memory.estimate import CannotTrace, trace_request, traced_work
+from autotune.memory.estimate import CannotTrace, traced_work
 from autotune.speed.decide import predict_speed
 from autotune.speed.values import MachineRates
+from autotune.subjects.mlm.memory.contents import sequence_contents
+from autotune.subjects.mlm.memory.trace_request import trace_request
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.trial_machine import Machine
 from trainer.formats.progress import Update
@@ -67,5 +68,5 @@ def _padded_tokens_per_s(
     """
     contents = sequence_contents(None, vocab_size, config)
     request = trace_request(config, contents, micro_batches=1, ranks=1)
-    work = traced_work(request, machine)
+    work = traced_work(request, machine, config.micro_batch_size)
     return predict_speed(work, rates, config).padded_tokens_per_s.value

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from autotune.memory.predictor import LargestSize, Predictor
-from autotune.memory.values import Alternative
+from autotune.subjects.mlm.memory.predictor import LargestSize, Predictor
+from autotune.subjects.mlm.memory.values import Alternative
 from trainer.formats.families import FAMILIES
 from trainer.formats.progress import Update
 from trainer.formats.train_config import TrainConfig

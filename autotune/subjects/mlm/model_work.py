@@ -1,45 +1,8 @@
-"""Work of a model of a known architecture, from its config alone. Pure.
+"""Work of a model of a known architecture, from its config alone. Pure."""
 
-``trainer.matmul_weights`` counts it on a built model.
-"""
-
-import math
-
-from autotune.base.encoder_shape import encoder_shape
-from autotune.base.model_config import config_number
+from trainer.formats.encoder_shape import encoder_shape
+from trainer.formats.model_config import config_number
 from trainer.formats.train_config import TrainConfig
-from trainer.model.flops import ModelWork
-
-_VOCAB_MULTIPLE = 64
-"""Multiple to which the trainer pads the embedding table, for whole tiles."""
-
-
-def expected_model_work(
-    train: TrainConfig, vocab_size: int, parameters: int
-) -> ModelWork | None:
-    """Return the work that ``trainer.matmul_weights`` would count on the built model.
-
-    Args:
-        train: Settings with the model's config.
-        vocab_size: Number of token ids, without padding of the embedding table.
-        parameters: Number of all parameters.
-
-    Returns:
-        The work, or None if the architecture is not known.
-    """
-    shape = encoder_shape(train)
-    if shape.layout is None:
-        return None
-    padded_vocab_size = math.ceil(vocab_size / _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
-    mlm_head_weights = shape.hidden_size**2 + shape.hidden_size * padded_vocab_size
-    return ModelWork(
-        parameters=parameters,
-        weights_per_token=shape.layer_weights - shape.masked_only_weights,
-        weights_per_predicted_token=mlm_head_weights + shape.masked_only_weights,
-        attention_width=shape.hidden_size,
-        reaches=shape.reaches,
-        last_layer_narrow=shape.can_have_sparse_last_layer,
-    )
 
 
 def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:

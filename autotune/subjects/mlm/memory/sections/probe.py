@@ -9,9 +9,9 @@ from autotune.base.answer_json import jsonable
 from autotune.base.document import table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds
-from autotune.memory.probed_model import ProbedModel
 from autotune.memory.sections.size_reasons import reasons_of
 from autotune.profiles.decide.follow_up import command
+from autotune.subjects.mlm.memory.probed_model import ProbedModel
 
 
 def probe_answer(probed: ProbedModel) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from autotune.corpus.values import SequenceContents
 from autotune.evidence.plan import Basis, Fleet, PlanFigure
 from autotune.evidence.profile import Profile
 from autotune.machine.gpu_models import GpuModel
-from autotune.memory.decide.gathered_parameters import largest_gather_bytes
 from autotune.memory.decide.memory_model import memory_breakdown
 from autotune.memory.decide.overheads import (
     OverheadsRange,
@@ -20,14 +19,12 @@ from autotune.memory.decide.overheads import (
     overheads_on_gpu,
 )
 from autotune.memory.decide.sharding import parts_of_terms
-from autotune.memory.estimate import (
-    CannotTrace,
-    MemoryEstimate,
-    estimate_model,
-    trace_request,
-)
-from autotune.memory.values import MemoryParts, MemoryPlan
+from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
+from autotune.memory.values import MemoryParts
 from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.subjects.mlm.memory.gathered_parameters import largest_gather_bytes
+from autotune.subjects.mlm.memory.trace_request import trace_request
+from autotune.subjects.mlm.memory.values import MemoryPlan
 from autotune.trials.fork_server import ForkServerMachine
 from trainer.formats.progress import Update
 from trainer.formats.train_config import TrainConfig

@@ -6,11 +6,11 @@ Models are built on the meta device, so their weights take no memory.
 import pytest
 import torch
 
-from autotune.base.model_work import (
+from autotune.subjects.mlm.model_work import (
     estimate_vocab_size,
-    expected_model_work,
     position_share,
 )
+from trainer.formats.encoder_shape import encoder_shape
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.presets import PRESETS
 from trainer.formats.train_config import ModelSettings, TrainConfig
@@ -54,7 +54,10 @@ def _built_model_work(train: TrainConfig) -> ModelWork:
 def test_expects_work_of_built_model(shape):
     train = _train_config(shape)
     built = _built_model_work(train)
-    assert expected_model_work(train, VOCAB_SIZE, built.parameters) == built
+    expected = encoder_shape(train)
+    assert expected.weights_per_token == built.weights_per_token
+    assert expected.reaches == built.reaches
+    assert expected.can_have_sparse_last_layer == built.last_layer_narrow
 
 
 @every_shape
@@ -70,7 +73,7 @@ def test_estimates_vocabulary_from_parameters(shape):
 
 def test_unknown_architecture_has_no_work():
     unknown = _train_config({"model_type": "esm"})
-    assert expected_model_work(unknown, 100, 1000) is None
+    assert encoder_shape(unknown).layout is None
     assert estimate_vocab_size(unknown, 1000) is None
 
 

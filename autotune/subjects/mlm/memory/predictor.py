@@ -7,7 +7,6 @@ from autotune.base.units import format_bytes
 from autotune.corpus.values import SequenceContents
 from autotune.errors import BadInput, ExceedsMemory
 from autotune.machine.host import SystemHost
-from autotune.memory.contents import sequence_contents
 from autotune.memory.decide.memory_model import (
     MemoryModel,
     memory_breakdown,
@@ -19,17 +18,15 @@ from autotune.memory.decide.sharding import (
     shares,
     smallest_sharding,
 )
-from autotune.memory.estimate import (
-    CannotTrace,
-    MemoryEstimate,
-    estimate_model,
-    trace_request,
-)
-from autotune.memory.target import PredictionRequest, Target
-from autotune.memory.values import MemoryBreakdown, PredictedModel, Share
+from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
+from autotune.memory.values import MemoryBreakdown, Share
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
 from autotune.speed.values import SpeedPrediction, StepWork
+from autotune.subjects.mlm.memory.contents import sequence_contents
+from autotune.subjects.mlm.memory.target import PredictionRequest, Target
+from autotune.subjects.mlm.memory.trace_request import trace_request
+from autotune.subjects.mlm.memory.values import PredictedModel
 from autotune.trials.trial_machine import Machine
 from trainer.formats.train_config import TrainConfig
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.memory.decide.gathered_parameters import largest_gather_bytes
+from autotune.subjects.mlm.memory.gathered_parameters import largest_gather_bytes
 from trainer.formats.presets import PRESETS
 from trainer.formats.train_config import ModelSettings, TrainConfig
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from autotune.base.defaults import HEADROOM_SHARE
 from autotune.evidence.plan import Fleet
 from autotune.memory.decide.sharding import ZERO_WAYS, shares, zero_share
-from autotune.memory.values import MemoryPlan
 from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.subjects.mlm.memory.values import MemoryPlan
 from trainer.formats.train_config import Strategy
 
 _SHARDING_STRATEGIES = {

@@ -29,8 +29,6 @@ from autotune.memory.decide.overheads import (
 )
 from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import probe_subject
-from autotune.memory.probe import Probe, ProbeRequest
-from autotune.memory.probed_model import ProbedModel
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     global_batch_size_of,
@@ -40,6 +38,8 @@ from autotune.profiles.decide.default_settings import default_layout, default_pr
 from autotune.profiles.profile_paths import profile_paths, relative_data_path
 from autotune.profiles.recorded_trials import trial_log_provenance
 from autotune.profiles.store import keep_workers, write_profile
+from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
+from autotune.subjects.mlm.memory.probed_model import ProbedModel
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial

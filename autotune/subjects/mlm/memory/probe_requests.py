@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.memory.probe import ProbeRequest
-from autotune.memory.stage import requested_config
+from autotune.subjects.mlm.memory.probe import ProbeRequest
+from autotune.subjects.mlm.memory.stage import requested_config
 from trainer.formats.presets import model_settings
 
 if TYPE_CHECKING:

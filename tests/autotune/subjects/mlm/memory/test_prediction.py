@@ -2,7 +2,7 @@
 
 from autotune.errors import ExceedsMemory
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.prediction import joined_error
+from autotune.subjects.mlm.memory.prediction import joined_error
 
 PROBE_COMMAND = "autotune probe --model a --data DIR"
 MEASURE_STEP = "Measure it on the machine that will train: autotune probe"

@@ -9,14 +9,9 @@ from autotune.base.units import format_bytes, format_count, format_share
 from autotune.memory.decide.overheads import MEASURED_TORCH, unconfirmed_share
 from autotune.memory.sections.shares import shares_table
 from autotune.memory.sections.terms import TermLine, term_lines
-from autotune.memory.values import (
-    Alternative,
-    Answer,
-    MemoryBreakdown,
-    PredictedModel,
-    Term,
-)
+from autotune.memory.values import MemoryBreakdown, Term
 from autotune.speed.sections import speed_table
+from autotune.subjects.mlm.memory.values import Alternative, Answer, PredictedModel
 
 _SMALL_SHARE = 0.001
 """Share of the peak below which terms are summed up."""

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from autotune.errors import AutotuneError, ExceedsMemory
-from autotune.memory.alternatives import alternatives
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.predictor import Predictor
-from autotune.memory.target import PredictionRequest, Target
-from autotune.memory.values import Alternative, Answer, PredictedModel
 from autotune.profiles.decide.default_settings import default_layout, default_precision
+from autotune.subjects.mlm.memory.alternatives import alternatives
+from autotune.subjects.mlm.memory.predictor import Predictor
+from autotune.subjects.mlm.memory.target import PredictionRequest, Target
+from autotune.subjects.mlm.memory.values import Alternative, Answer, PredictedModel
 from autotune.trials.fork_server import ForkServerMachine
 from trainer.formats.progress import Update
 from trainer.formats.train_config import ModelSettings, TrainConfig

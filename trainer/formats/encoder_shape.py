@@ -1,14 +1,14 @@
-"""Sizes of an encoder's layers, from the model's config alone. Pure."""
+"""Sizes of an encoder's layers, from the model's config alone."""
 
 from dataclasses import dataclass
 
-from autotune.base.model_config import (
+from trainer.formats.families import FAMILIES, LayerLayout
+from trainer.formats.model_config import (
     HIDDEN_SIZE,
     LAYERS,
     config_count,
     config_number,
 )
-from trainer.formats.families import FAMILIES, LayerLayout
 from trainer.formats.train_config import TrainConfig
 
 _GLOBAL_EVERY = 3
@@ -47,6 +47,14 @@ class EncoderShape:
     def layer_weights(self) -> int:
         """Elements of the matrices of all layers."""
         return self.layers * self.weights_per_layer
+
+    @property
+    def weights_per_token(self) -> int:
+        """Elements of the layers' matrices that every token is multiplied with.
+
+        ``trainer.matmul_weights`` counts them on a built model.
+        """
+        return self.layer_weights - self.masked_only_weights
 
     @property
     def can_have_sparse_last_layer(self) -> bool:

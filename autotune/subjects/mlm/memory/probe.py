@@ -8,8 +8,8 @@ from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.overheads import OverheadsRange
 from autotune.memory.estimate import MemoryEstimate, estimate_model
 from autotune.memory.size_probe import SizeProbe, StepCounts
-from autotune.memory.values import TraceRequest
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.subject import Argument
 from autotune.trials.trial_machine import Machine
