@@ -48,6 +48,7 @@ from autotune.subjects.mlm.settings import (
     choice_words,
 )
 from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import windows_of_trainer
 from autotune.subjects.subject import MICRO_BATCH_SIZE, Setting
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
@@ -55,7 +56,6 @@ from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.windows import windows_of_trainer
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
 from testbed.corpora import real_lengths, write_corpus

@@ -31,6 +31,7 @@ from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
 from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import windows_of_trainer
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
@@ -40,7 +41,6 @@ from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersRule
 from autotune.workers.measure import WorkerSweep
-from autotune.workers.windows import windows_of_trainer
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.loader import SimulatedFeed

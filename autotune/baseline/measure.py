@@ -23,6 +23,7 @@ from autotune.memory.size_probe import step_fields
 from autotune.memory.values import StepRequest
 from autotune.subjects.mlm.memory.probe import FIT_STEPS
 from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import training_trial
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import (
     HostOutOfMemory,
@@ -33,7 +34,7 @@ from autotune.trials.outcomes import (
 )
 from autotune.trials.rounds import Rounds
 from autotune.trials.values import Trial
-from autotune.workers.windows import SubjectWindows, training_trial
+from autotune.workers.windows import SubjectWindows
 from trainer.formats.manifest import Manifest
 from trainer.formats.train_config import TrainConfig
 

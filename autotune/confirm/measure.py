@@ -20,10 +20,11 @@ from autotune.evidence.confirm import SplitRates
 from autotune.evidence.probe import ProbeEvidence
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import training_trial
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.rounds import Rounds
-from autotune.workers.windows import SubjectWindows, training_trial
+from autotune.workers.windows import SubjectWindows
 
 MIN_STEPS = 2
 """Fewest optimizer steps of a window."""

@@ -20,13 +20,13 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.trials.job_figures import ShortTrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.windows import training_windows
 
 
 def confirm_profile(

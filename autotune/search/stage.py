@@ -42,10 +42,10 @@ from autotune.subjects.mlm.settings import (
     settings_to_search,
     step_support,
 )
+from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_machine import Machine
-from autotune.workers.windows import training_windows
 
 
 def explore_settings(

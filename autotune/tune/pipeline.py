@@ -43,6 +43,7 @@ from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.subjects.mlm.memory.stage import check_budgets, prepare, probe_one
+from autotune.subjects.mlm.workers.stage import count_workers
 from autotune.trials.decide.least_time import (
     ASSUMED_TRIAL_S,
     StageName,
@@ -55,7 +56,6 @@ from autotune.trials.trial_log import report_directory
 from autotune.tune.decide import share_s
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, TuningResult
-from autotune.workers.stage import count_workers
 from trainer.formats.tables import read_json
 
 ORDER: tuple[StageName, ...] = get_args(StageName)

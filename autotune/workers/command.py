@@ -201,10 +201,10 @@ def _sweep_profile(
     """
     from autotune.base.answer_json import answer_json
     from autotune.profiles.measuring_commands import profile_job
+    from autotune.subjects.mlm.workers.stage import count_workers
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.session import open_session
     from autotune.workers.sections import workers_text
-    from autotune.workers.stage import count_workers
 
     train = stored.profile.train
     is_replayed = request.replayed_step_s is not None

@@ -10,14 +10,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from autotune.machine.measured_device import local_ranks
 from autotune.subjects.bench import CodeBench
-from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.subject import Argument, Call, Subject
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
-from autotune.workers.decide.loader_limits import LoaderLimits, micro_batch_bytes
+from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.values import CallTable, WindowRequest
-from trainer.formats.train_config import TrainConfig
 
 TORCH_DEFAULTS: Mapping[str, int | bool] = {"prefetch_factor": 2, "pin_memory": False}
 """Settings of a torch DataLoader to which none are passed."""
@@ -156,40 +153,6 @@ def window_trial(
     )
 
 
-def training_windows(
-    bench: Session, config: TrainConfig, request: SweepRequest, ranks: int
-) -> SubjectWindows[MlmSubject]:
-    """Return windows of the bundled trainer on this machine, with limits of workers.
-
-    Args:
-        bench: Session on the machine and the dataset.
-        config: Trainer settings.
-        request: Length of the windows, and their time budget.
-        ranks: Number of local ranks.
-    """
-    manifest = bench.manifest
-    limits = LoaderLimits(
-        host=bench.site.host,
-        local_ranks=ranks,
-        batch_bytes=_mean_batch_bytes(bench, config),
-        prefetch_factor=config.data.prefetch_factor,
-        requested_workers=request.max_workers,
-    )
-    # The device number tells file systems of one type apart.
-    filesystem = bench.site.host.disks[0].filesystem_type
-    return windows_of_trainer(
-        MlmSubject(
-            config=config,
-            vocab_size=manifest.vocab_size,
-            special_ids=manifest.special_ids,
-            local_ranks=ranks,
-        ),
-        request,
-        limits,
-        storage=f"{filesystem}:{request.data.stat().st_dev}",
-    )
-
-
 def windows_of_code(
     subject: Subject,
     choice: Mapping[str, Argument],
@@ -234,66 +197,3 @@ def windows_of_code(
         # The bench has imported one of them.
         source_sha256=bench.sources.get("loader") or bench.sources["step"],
     )
-
-
-def windows_of_trainer(
-    subject: MlmSubject, request: SweepRequest, limits: LoaderLimits, storage: str = ""
-) -> SubjectWindows[MlmSubject]:
-    """Return windows of the bundled trainer, whose loader takes all settings."""
-    config = subject.config
-    varied = {"prefetch_factor"}
-    if config.device == "cuda":
-        varied.add("pin_memory")
-    return SubjectWindows(
-        subject=subject,
-        request=request,
-        device=config.device,
-        limits=limits,
-        varied=frozenset(varied),
-        inputs={"data_dir": str(request.data.resolve())},
-        storage=storage,
-    )
-
-
-def _mean_batch_bytes(bench: Session, config: TrainConfig) -> int:
-    """Return the mean size of a micro-batch that a worker sends."""
-    samples_per_sequence = 1.0
-    if config.layout == "packed":
-        train = bench.manifest.train
-        tokens = max(1, sum(shard.tokens for shard in train.shards))
-        samples_per_sequence = config.seq_length_tokens * train.samples / tokens
-    id_bits = int(bench.manifest.dtype.removeprefix("uint"))
-    return micro_batch_bytes(
-        micro_batch_size=config.micro_batch_size,
-        seq_length_tokens=config.seq_length_tokens,
-        id_bytes=id_bits // 8,
-        masking_probability=config.masking_probability,
-        samples_per_sequence=max(1.0, samples_per_sequence),
-    )
-
-
-def training_trial(
-    windows: SubjectWindows[MlmSubject],
-    config: TrainConfig,
-    round_number: int,
-    interleaved_with: Sequence[str],
-    *,
-    most_micro_batches: int | None = None,
-    **changes: Any,
-) -> Trial:
-    """Return the trial of a window of the bundled trainer with other settings.
-
-    Args:
-        windows: Windows of which this is one.
-        config: Trainer settings of the window.
-        round_number: Number of the window's round, from 0.
-        interleaved_with: Names of all windows of the round.
-        most_micro_batches: Limit of micro-batches in a step; None takes the default.
-        changes: Further arguments of ``window_trial``.
-    """
-    subject = windows.subject.model_copy(update={"config": config})
-    choice = dict(windows.choice)
-    if most_micro_batches is not None:
-        choice["most_micro_batches"] = most_micro_batches
-    windows = replace(windows, subject=subject, choice=choice, device=config.device)
-    return window_trial(windows, round_number, interleaved_with, **changes)

@@ -8,6 +8,7 @@ from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import windows_of_trainer
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
@@ -15,7 +16,7 @@ from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import WorkerSweep
-from autotune.workers.windows import SubjectWindows, windows_of_trainer
+from autotune.workers.windows import SubjectWindows
 from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine

@@ -5,8 +5,8 @@ import pytest
 from autotune.evidence.baseline import BaselineEvidence, RecipeRow
 from autotune.evidence.workers import JointChoice
 from autotune.profiles.recorded_trials import add_evidence
+from autotune.subjects.mlm.workers.stage import add_workers
 from autotune.trials.trial_log import TrialLog
-from autotune.workers.stage import add_workers
 from testbed.examples.profiles import example_profile
 from tests.autotune.profiles.runners import runner_with
 

@@ -9,9 +9,9 @@ import pytest
 from autotune.baseline import stage as baseline_stage
 from autotune.errors import BadInput
 from autotune.network import stage as network_stage
+from autotune.subjects.mlm.workers import stage as workers_stage
 from autotune.trials import session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers import stage as workers_stage
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
 """Error by which a phase ends as soon as it has its request."""

@@ -4,11 +4,11 @@ import optuna
 import pytest
 
 from autotune.profiles.store import with_data
+from autotune.subjects.mlm.workers.windows import training_trial
 from autotune.trials.outcomes import Crashed
 from autotune.trials.values import Trial
 from autotune.workers.joint_study import study_of
 from autotune.workers.measure import NamedWindow
-from autotune.workers.windows import training_trial
 from testbed.examples.feeds import CONFIG, FeedMachine, knee_at, sweep_on
 
 TWO_SUFFICE = knee_at(2)

@@ -1,0 +1,71 @@
+"""The workers phase: find the number of DataLoader workers for a probed profile."""
+
+from autotune.base.files import write_atomically
+from autotune.evidence.profile import Profile
+from autotune.evidence.workers import WorkersEvidence
+from autotune.machine.measured_device import local_ranks
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile, before_sweep, with_data
+from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import training_windows
+from autotune.trials.runner import TrialRunner
+from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
+from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
+from autotune.workers.windows import SubjectWindows
+
+
+def count_workers(
+    bench: Session, stored: StoredProfile, request: SweepRequest
+) -> WorkersEvidence:
+    """Find the smallest sufficient number of workers, and write it into the profile.
+
+    Args:
+        bench: Session on the machine and the dataset.
+        stored: Profile that was probed here.
+        request: Windows to measure, with their time budget.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+        OutOfTime: If the deadline leaves no time for the first three rounds.
+        Undecided: If a window failed.
+    """
+    windows = _windows_of(bench, stored, request)
+    model = windows.subject.config.model
+    with bench.phase("workers", stored.path, model, request, EXPECTED_TRIALS) as runner:
+        evidence = sweep_workers(windows, runner, bench.site)
+    profile = add_workers(stored.profile, evidence, runner)
+    write_atomically(stored.path, profile_to_toml(profile))
+    return evidence
+
+
+def _windows_of(
+    bench: Session, stored: StoredProfile, request: SweepRequest
+) -> SubjectWindows[MlmSubject]:
+    """Return the windows of a probed profile, on as many ranks as requested or probed.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+    """
+    is_replayed = request.replayed_step_s is not None
+    config = before_sweep(stored.profile)
+    probe = require_local_probe(
+        stored, bench.fingerprint(config.model), replayed=is_replayed
+    )
+    ranks = request.local_ranks or probe.local_ranks
+    if is_replayed:
+        # A replay computes nothing, so its ranks need no GPUs.
+        config = config.model_copy(update={"device": "cpu"})
+    else:
+        ranks = local_ranks(bench.site, ranks)
+    return training_windows(bench, config, request, ranks)
+
+
+def add_workers(
+    profile: Profile, evidence: WorkersEvidence, runner: TrialRunner
+) -> Profile:
+    """Return the profile with the loader settings that a sweep chose."""
+    train = with_data(before_sweep(profile), evidence.loader_settings)
+    return add_evidence(profile, "workers", evidence, runner, train)
