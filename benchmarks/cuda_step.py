@@ -27,9 +27,9 @@ from autotune.base.tables import text_table
 from autotune.machine.gpu_models import find_gpu_model
 from autotune.memory.decide.overheads import overheads_on_gpu
 from autotune.memory.estimate import estimate_model
-from autotune.memory.jobs.trace import trace_steps
 from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.values import KernelKind, SpeedPrediction, StepWork
+from autotune.subjects.mlm.jobs.trace import trace_steps
 from autotune.subjects.mlm.memory.contents import DEFAULT_SPECIAL_IDS
 from autotune.subjects.mlm.memory.prediction import settings_of_step
 from autotune.subjects.mlm.memory.trace_request import TraceRequest

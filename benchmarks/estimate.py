@@ -185,7 +185,7 @@ def fit_memory_model(
 
     With ``rows``, it is the prediction if they are the largest micro-batch.
     """
-    from autotune.memory.jobs import trace
+    from autotune.subjects.mlm.jobs import trace
 
     def run(trial: Trial) -> Outcome:
         return Measured(figures=trace.run(dict(trial.measured), {}))

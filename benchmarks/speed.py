@@ -493,7 +493,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare_published(published: Published) -> dict[str, Any]:
     """Return the published and the predicted tokens/s of one figure."""
-    from autotune.memory.jobs.trace import trace_steps
+    from autotune.subjects.mlm.jobs.trace import trace_steps
 
     rates = data_sheet_rates(published.gpu)
     assert rates is not None
@@ -539,7 +539,7 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
 
     The times of kernels leave out what the host takes longer.
     """
-    from autotune.memory.jobs.trace import trace_steps
+    from autotune.subjects.mlm.jobs.trace import trace_steps
     from benchmarks.gpu.step_settings import step_config
     from benchmarks.gpu_kernels import DOCUMENTS, VOCAB_SIZE
 

@@ -38,10 +38,10 @@ JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "kernels": "autotune.memory.jobs.profile_step",
     "window": "autotune.workers.jobs.window",
-    "trace": "autotune.memory.jobs.trace",
+    "trace": "autotune.subjects.mlm.jobs.trace",
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",
-    "rates": "autotune.speed.jobs.measure_rates",
+    "rates": "autotune.subjects.mlm.jobs.measure_rates",
     "model_trace": "autotune.memory.jobs.model_trace",
 }
 """Module of each job; only a trial's child process imports it, to call its ``run``. A

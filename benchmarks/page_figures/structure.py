@@ -1,6 +1,7 @@
 """The structure of the project, read from its code: packages, layers and imports."""
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ LAYERS = "packages point one way"
 """Name of the contract in ``pyproject.toml`` that has the layers."""
 EVERYWHERE = frozenset({"base", "errors"})
 """Packages that nearly all others import, which are left out of the rows."""
+NESTED = frozenset({"subjects.mlm"})
+"""Packages below another one that have a layer of their own."""
 
 
 def figures(_recorded: RecordedFigures) -> Figures:
@@ -24,12 +27,12 @@ def _package_rows() -> Rows:
     rows = []
     for number, names in enumerate(_layers(), start=1):
         for name in names:
-            if not (ROOT / "autotune" / name).is_dir():
+            if not _directory(name).is_dir():
                 continue
             imported = sorted(imported_packages(name) - EVERYWHERE - {name})
-            rows.append(
-                row(str(number), f"`{name}`", _purpose(name), ", ".join(imported))
-            )
+            label = f"`{name.replace('.', '/')}`"
+            paths = ", ".join(imported).replace(".", "/")
+            rows.append(row(str(number), label, _purpose(name), paths))
     return rows
 
 
@@ -39,12 +42,25 @@ def _layers() -> Iterator[list[str]]:
     contracts = settings["tool"]["importlinter"]["contracts"]
     (layers,) = (one["layers"] for one in contracts if one["name"] == LAYERS)
     for layer in layers:
-        yield [name.strip() for name in layer.split("|")]
+        modules = [module.strip() for module in re.split("[|:]", layer)]
+        # A layer may have the parts of a package, whose name is theirs.
+        yield list(dict.fromkeys(map(_package_of, modules)))
+
+
+def _package_of(module: str) -> str:
+    """Return the package with a row that a module below ``autotune`` belongs to."""
+    parts = module.split(".")
+    nested = ".".join(parts[:2])
+    return nested if nested in NESTED else parts[0]
+
+
+def _directory(name: str) -> Path:
+    return ROOT.joinpath("autotune", *name.split("."))
 
 
 def _purpose(name: str) -> str:
     """Return the first sentence of a package's docstring."""
-    source = (ROOT / "autotune" / name / "__init__.py").read_text()
+    source = (_directory(name) / "__init__.py").read_text()
     docstring = ast.get_docstring(ast.parse(source)) or ""
     return docstring.splitlines()[0].replace("``", "`")
 
@@ -53,13 +69,21 @@ def imported_packages(name: str) -> set[str]:
     """Return the packages of ``autotune`` that a package imports, when loaded or later.
 
     Args:
-        name: Name of the package below ``autotune``.
+        name: Name of the package below ``autotune``, dotted if it is nested.
     """
     packages = set()
-    for path in (ROOT / "autotune" / name).rglob("*.py"):
+    for path in _directory(name).rglob("*.py"):
+        if _package_of(_module_of(path)) != name:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                parts = node.module.split(".")
-                if parts[0] == "autotune" and len(parts) > 1:
-                    packages.add(parts[1])
+                root, _, module = node.module.partition(".")
+                if root == "autotune" and module:
+                    packages.add(_package_of(module))
     return packages
+
+
+def _module_of(path: Path) -> str:
+    """Return the name of a file's module below ``autotune``."""
+    parts = path.relative_to(ROOT / "autotune").with_suffix("").parts
+    return ".".join(parts)

@@ -8,8 +8,8 @@ import pytest
 from autotune.cli import run
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import open_device
-from autotune.memory import gains, plan_memory, prediction
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.memory import gains, plan_memory, prediction
 from autotune.trials import session
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine

@@ -6,9 +6,9 @@ optimizer step.
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
-from autotune.base import model_config
 from autotune.base.units import format_percent
 from autotune.evidence.advice import Advice, Gain, SettingChange, figure
+from trainer.formats import model_config
 from trainer.formats.encoder_shape import encoder_shape
 from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
 

@@ -88,15 +88,17 @@ class AllocationRecorder(TorchDispatchMode):
 
     Args:
         request_rules: Rule of each operator that allocates more than its results.
-        document_tokens: Length of the document that a token is in, on average over
-            tokens. The FLOPs of varlen attention depend on it.
+        kernels: Count of the kernels; None for one of torch's operators alone, without
+            documents.
     """
 
     def __init__(
-        self, request_rules: Mapping[Any, RequestRule], document_tokens: float = 0.0
+        self,
+        request_rules: Mapping[Any, RequestRule],
+        kernels: KernelCounter | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kernels = KernelCounter(document_tokens)
+        self.kernels = KernelCounter(0.0) if kernels is None else kernels
         self.owner: str = Term.PARAMETERS
         """Term of the memory breakdown for the next allocations."""
         self.stream = 0

@@ -1,10 +1,8 @@
 """Memory that backward of CUDA's attention kernels allocates internally.
 
-Each rule takes the arguments of its operator. All of these kernels add up gradients of
+The rule of an operator takes its arguments. All of these kernels add up gradients of
 queries in fp32, and keep numbers in fp32 for each query position and head.
 """
-
-from collections.abc import Sequence
 
 import torch
 
@@ -13,7 +11,7 @@ from autotune.memory.jobs.allocator_requests import OUTPUTS, Block, Requests
 
 _FP32_BYTES = 4
 
-_FLASH_POSITIONS = 128
+FLASH_POSITIONS = 128
 """FlashAttention 2 rounds every document up to a multiple of this many positions."""
 _FLASH_WIDTH = 32
 """FlashAttention 2 rounds heads up to a multiple of this many dimensions."""
@@ -38,8 +36,8 @@ def flash_backward(
 ) -> Requests:
     """Return the requests of ``mha_bwd`` in torch's flash_api.cpp."""
     batch, heads, positions, width = query.shape
-    padded_positions = batch * round_up(positions, _FLASH_POSITIONS)
-    return _flash_requests(padded_positions, heads, width)
+    padded_positions = batch * round_up(positions, FLASH_POSITIONS)
+    return flash_requests(padded_positions, heads, width)
 
 
 def varlen_backward(
@@ -47,40 +45,18 @@ def varlen_backward(
 ) -> Requests:
     """Return the requests of ``mha_varlen_bwd``, which rounds up every document."""
     positions, heads, width = query.shape
-    padding = _FLASH_POSITIONS * _count_documents(others)
-    return _flash_requests(positions + padding, heads, width)
+    padding = FLASH_POSITIONS * count_documents(others)
+    return flash_requests(positions + padding, heads, width)
 
 
-def _flash_requests(padded_positions: int, heads: int, width: int) -> Requests:
+def flash_requests(padded_positions: int, heads: int, width: int) -> Requests:
     """Return the requests of FlashAttention 2: a number per position, and gradients."""
     numbers = Block(_FP32_BYTES * padded_positions * heads)
     gradients = Block(numbers.size_bytes * round_up(width, _FLASH_WIDTH))
     return (OUTPUTS, numbers, gradients, gradients, numbers)
 
 
-def attend_backward(
-    _gradient: torch.Tensor, joined: Sequence[torch.Tensor], *others: object
-) -> Requests:
-    """Return the requests of backward of ``trainer::attend_documents``."""
-    documents = _count_documents(others)
-    query = joined[0][:, 0]
-    if others[-1] == "fa4":
-        return _fa4_requests(query, documents)
-    positions, heads, width = query.shape
-    padded_positions = positions + _FLASH_POSITIONS * documents
-    kernel = _flash_requests(padded_positions, heads, width)
-    if all(tensor.shape[1] == 1 for tensor in joined):
-        return kernel
-    # Gradients of parts are separate until they are joined.
-    parts = tuple(
-        Block(part.numel() * part.element_size())
-        for tensor in joined
-        for part in tensor.unbind(1)
-    )
-    return (*parts, *kernel[1:], OUTPUTS, *parts)
-
-
-def _fa4_requests(query: torch.Tensor, documents: int) -> Requests:
+def fa4_requests(query: torch.Tensor, documents: int) -> Requests:
     """Return the requests of ``_flash_attn_bwd`` in flash-attn-4 4.0.0b36.
 
     Read from its ``flash_attn/cute/interface.py``, and recorded from it with kernels
@@ -100,7 +76,7 @@ def _fa4_requests(query: torch.Tensor, documents: int) -> Requests:
     return (OUTPUTS, *blocks, *blocks)
 
 
-def _count_documents(arguments: tuple[object, ...]) -> int:
+def count_documents(arguments: tuple[object, ...]) -> int:
     """Return the number of documents in a call of varlen attention.
 
     Their edges are the first int32 tensor among its arguments.

@@ -8,7 +8,8 @@ the generated kernels are assumed: see ``graph_plan``.
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -25,6 +26,33 @@ Graphs = dict[Any, Callable[..., Any]]
 """Functions that run graphs, by a key of everything on which the graph depends."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedCompiler:
+    """A compiler of a trainer's layers and functions, in place of ``torch.compile``."""
+
+    recorder: AllocationRecorder
+    """Recorder of the allocations."""
+    redraws_dropout: bool
+    """True if compiled code keeps the seed of dropout for backward, not its mask."""
+    checkpoint: str
+    """Where layers find the function that checkpoints activations, as ``mock.patch``
+    has it; within compiled code nothing is checkpointed by it."""
+    graphs: Graphs = field(default_factory=dict)
+    """Graphs so far, which equivalent functions share. Calls add to it."""
+
+    def compile(self, function: Callable[..., Any]) -> "CompiledFunction":
+        """Return the compiled form of a function of its arguments alone."""
+        return CompiledFunction(function, None, self)
+
+    def compile_layers(self, layers: Sequence[nn.Module]) -> None:
+        """Compile layers in place; those that differ only in their index share a graph.
+
+        ``nn.Module.compile`` sets the same private attribute, and nothing public does.
+        """
+        for layer in layers:
+            layer._compiled_call_impl = CompiledFunction(layer, layer, self)
+
+
 class CompiledFunction:
     """A function as ``torch.compile`` would run it.
 
@@ -32,21 +60,20 @@ class CompiledFunction:
         function: Function to compile.
         module: Module whose tensors the function uses; None for a function of its
             arguments alone.
-        recorder: Recorder of the allocations.
-        graphs: Graphs so far, which equivalent functions share. Calls add to it.
+        compiler: Compiler of the function.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         module: nn.Module | None,
-        recorder: AllocationRecorder,
-        graphs: Graphs,
+        compiler: TracedCompiler,
     ) -> None:
         self._function = function
         self._module = module
-        self._recorder = recorder
-        self._graphs = graphs
+        self._compiler = compiler
+        self._recorder = compiler.recorder
+        self._graphs = compiler.graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and the module's hooks around it.
@@ -114,7 +141,11 @@ class CompiledFunction:
             functools.partial(self._call_eagerly, form, checkpointed=checkpointed),
             fw_compiler=plan_graph,
             bw_compiler=plan_graph,
-            partition_fn=functools.partial(partition, checkpointed=checkpointed),
+            partition_fn=functools.partial(
+                partition,
+                checkpointed=checkpointed,
+                redraws_dropout=self._compiler.redraws_dropout,
+            ),
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
         )
@@ -150,7 +181,7 @@ class CompiledFunction:
             replaced["_gradient_checkpointing_func"] = _call_without_checkpointing
         with (
             mock.patch.multiple(self._module, **replaced),
-            mock.patch("trainer.compilation.checkpoint", _call_without_checkpointing),
+            mock.patch(self._compiler.checkpoint, _call_without_checkpointing),
         ):
             return torch.func.functional_call(self._module, state, args, kwargs)
 

@@ -14,17 +14,14 @@ from torch import nn
 from autotune.base.units import MIB
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
-from trainer.distributed.parallel import DEFAULT_BUCKET_CAP_MIB
-from trainer.formats.train_config import TrainConfig
 
-_FIRST_BUCKET_BYTES = MIB
-"""Size at which DDP closes its first bucket, so that its all-reduce begins early:
-``_DEFAULT_FIRST_BUCKET_BYTES`` of ``torch.distributed``."""
+FIRST_BUCKET_BYTES = MIB
+"""Size at which DDP closes its first bucket by default, so that its all-reduce begins
+early: ``_DEFAULT_FIRST_BUCKET_BYTES`` of ``torch.distributed``."""
 _BROADCAST_BYTES = 250 * MIB
 """Size at which DDP closes a block of the weights that it broadcasts when it wraps a
 model: ``broadcast_bucket_size`` of torch's ``DistributedDataParallel``."""
 _FP32_BYTES = 4
-_SIXTEEN_BIT_BYTES = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,16 +53,27 @@ class GradientBuckets:
 
     Args:
         module: Module whose gradients are all-reduced.
-        config: Trainer settings, for those of its parallel strategy.
         recorder: Recorder of the allocations.
+        limits_bytes: Size at which each bucket is closed, for the first buckets; all
+            further buckets have the last limit.
+        as_views: True if gradients are views of their buckets, not copied to them.
+        sent_dtype: dtype in which gradients are all-reduced.
     """
 
     def __init__(
-        self, module: nn.Module, config: TrainConfig, recorder: AllocationRecorder
+        self,
+        module: nn.Module,
+        recorder: AllocationRecorder,
+        *,
+        limits_bytes: Sequence[int],
+        as_views: bool,
+        sent_dtype: torch.dtype,
     ) -> None:
         self._module = module
-        self._config = config
         self._recorder = recorder
+        self._limits_bytes = limits_bytes
+        self._as_views = as_views
+        self._sent_dtype = sent_dtype
         self._parameters = [
             parameter for parameter in module.parameters() if parameter.requires_grad
         ]
@@ -136,18 +144,13 @@ class GradientBuckets:
         if self._rebuilt or not order_is_known:
             return
         self._rebuilt = True
-        cap_mib = self._config.parallel.bucket_cap_mib
-        limits_bytes = [cap_mib * MIB]
-        # DDP has a small first bucket only if no other cap was set.
-        if cap_mib == DEFAULT_BUCKET_CAP_MIB:
-            limits_bytes.insert(0, _FIRST_BUCKET_BYTES)
-        self._lay_out(_divide_into_buckets(self._ready, limits_bytes))
+        self._lay_out(_divide_into_buckets(self._ready, self._limits_bytes))
 
     def _forward_ended(self, *_: object) -> None:
         """Count the forwards of a step, of which the last one is all-reduced."""
         self._forwards_to_come -= 1
         is_last = not self._forwards_to_come
-        if is_last and self._config.parallel.gradient_as_bucket_view:
+        if is_last and self._as_views:
             self._move_gradients()
 
     def _move_gradients(self) -> None:
@@ -164,7 +167,7 @@ class GradientBuckets:
         if not self._rebuilt:
             self._ready.append(parameter)
         view = self._views[id(parameter)]
-        if self._config.parallel.gradient_as_bucket_view:
+        if self._as_views:
             parameter.grad = view.gradient
         bucket = view.bucket
         bucket.ready_gradients += 1
@@ -174,10 +177,10 @@ class GradientBuckets:
 
     def _record_all_reduce(self, bucket: _Bucket) -> None:
         """Record the block that a bucket's all-reduce needs beside the bucket."""
-        # Gradients in fp32 are all-reduced in the bucket, others in a 16-bit copy.
-        if self._config.parallel.gradient_dtype != "fp32":
+        # Gradients in fp32 are all-reduced in the bucket, others in a narrower copy.
+        if self._sent_dtype != torch.float32:
             elements = bucket.size_bytes // _FP32_BYTES
-            self._recorder.record_transient(elements * _SIXTEEN_BIT_BYTES)
+            self._recorder.record_transient(elements * self._sent_dtype.itemsize)
 
 
 def _divide_into_buckets(

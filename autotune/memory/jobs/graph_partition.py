@@ -8,7 +8,6 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.memory.jobs.graph_nodes import SEEDED
-from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 
 aten = torch.ops.aten
 
@@ -18,6 +17,7 @@ def partition(
     inputs: Sequence[Any],
     *,
     checkpointed: bool,
+    redraws_dropout: bool,
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Divide a graph into forward and backward.
@@ -26,6 +26,7 @@ def partition(
         joint: Graph of forward and backward.
         inputs: Inputs of the graph.
         checkpointed: True to recompute everything that forward computes.
+        redraws_dropout: True to keep the seed of dropout for backward, not its mask.
         options: Options with which AOTAutograd calls a partitioner.
     """
     # Imported late, as it is slow to import and only traces of compiled layers need it.
@@ -33,7 +34,7 @@ def partition(
 
     for node in joint.graph.nodes:
         is_redrawn = node.target is aten.rand.default and (
-            checkpointed or COMPILER_SAVES_COMPACT
+            checkpointed or redraws_dropout
         )
         if node.target is aten.randint.low and checkpointed:
             # The seed of a kernel's dropout, which recomputation draws again.

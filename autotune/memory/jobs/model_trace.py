@@ -4,17 +4,13 @@ The result is the sequence of their allocations. Your optimizer and precision ar
 known here: AdamW in fp32 is assumed, and trials correct the prediction.
 """
 
-import contextlib
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree
 
-from autotune.memory.jobs.allocation_recorder import AllocationRecorder
-from autotune.memory.jobs.device_rules import DeviceRules
-from autotune.memory.jobs.kernels import request_rules
-from autotune.memory.jobs.module_owners import own_by_module
-from autotune.memory.jobs.trace import META, multi_tensor_kernels_on_meta
+from autotune.memory.jobs.tracer import META, Tracer, tracing
 from autotune.memory.values import ModelTraceRequest, Term
 from autotune.speed.values import StepWork
 from autotune.subjects.jobs import load
@@ -25,7 +21,7 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Trace two steps of each size.
 
     Args:
-        measured: An ``ModelTraceRequest``.
+        measured: A ``ModelTraceRequest``.
 
     Returns:
         ``traces``, as ``Trace.to_json`` gives them, and ``parameters``.
@@ -33,41 +29,29 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     Raises:
         BadConfig: If the function does not return a module and a batch.
     """
-    asked = ModelTraceRequest.of(measured)
-    load.enter(asked.directory)
-    build = load.resolve(asked.model, asked.directory)
+    request = ModelTraceRequest.of(measured)
+    load.enter(request.directory)
+    build = load.resolve(request.model, request.directory)
     traces = []
-    for size in asked.sizes:
-        recorder = AllocationRecorder(request_rules(asked.device))
-        with contextlib.ExitStack() as inside:
-            rules = DeviceRules(asked.device, bf16=False, recorder=recorder)
-            for context in (recorder, rules, multi_tensor_kernels_on_meta(), META):
-                inside.enter_context(context)
-            made = build(
-                **load.accepted(
-                    build, asked.arguments | {asked.along: size, "device": META.type}
-                )
+    parameters = 0
+    for size in request.sizes:
+        arguments = request.arguments | {request.along: size, "device": META.type}
+        with tracing(request.device, bf16=False) as tracer:
+            tracer.hooks.enter_context(META)
+            module, batch = _checked(
+                build(**load.accepted(build, arguments)), request.model
             )
-            if not (
-                isinstance(made, tuple)
-                and len(made) == 2
-                and isinstance(made[0], torch.nn.Module)
-            ):
-                what = f"{asked.model} returned {type(made).__name__}"
-                raise BadConfig(
-                    what, next_step="Return a module and its batch: return model, batch"
-                )
-            module = made[0].to(META)
-            recorder.owner = Term.INPUTS
+            module = module.to(META)
+            tracer.recorder.owner = Term.INPUTS
             batch = _pytree.tree_map_only(
-                torch.Tensor, lambda one: one.to(META), made[1]
+                torch.Tensor, lambda tensor: tensor.to(META), batch
             )
-            _take_steps(recorder, module, batch, inside)
+            _take_steps(tracer, module, batch)
         work = StepWork(
             micro_batch_size=size, padded_tokens=size, model_flops=0.0, kernels=()
         )
-        traces.append(recorder.trace(work, 0).to_json())
-    parameters = sum(one.numel() for one in module.parameters())
+        traces.append(tracer.recorder.trace(work, 0).to_json())
+        parameters = sum(parameter.numel() for parameter in module.parameters())
     return {
         "traces": traces,
         "parameters": parameters,
@@ -76,16 +60,27 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _take_steps(
-    recorder: AllocationRecorder,
-    module: torch.nn.Module,
-    batch: Any,
-    inside: contextlib.ExitStack,
-) -> None:
-    optimizer = torch.optim.AdamW(
-        one for one in module.parameters() if one.requires_grad
+def _checked(made: object, function: str) -> tuple[nn.Module, Any]:
+    """Return the module and the batch that a function made.
+
+    Raises:
+        BadConfig: If it made something else.
+    """
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return made
+    raise BadConfig(
+        f"{function} returned {type(made).__name__}",
+        next_step="Return a module and its batch: return model, batch",
     )
-    own_by_module(recorder, module, [], inside)
+
+
+def _take_steps(tracer: Tracer, module: nn.Module, batch: Any) -> None:
+    """Take two steps, of which the second repeats in every further one."""
+    recorder = tracer.recorder
+    optimizer = torch.optim.AdamW(
+        parameter for parameter in module.parameters() if parameter.requires_grad
+    )
+    tracer.watch(module, optimizer)
     for number in range(2):
         if number:
             recorder.mark_repetition()
@@ -94,13 +89,12 @@ def _take_steps(
         loss = getattr(output, "loss", None)
         if loss is None:
             loss = sum(
-                one.sum()
-                for one in _pytree.tree_leaves(output)
-                if one.is_floating_point()
+                result.sum()
+                for result in _pytree.tree_leaves(output)
+                if result.is_floating_point()
             )
         del output
         loss.backward()
         del loss
-        recorder.owner = Term.OPTIMIZER
         optimizer.step()
         optimizer.zero_grad()

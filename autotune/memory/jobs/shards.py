@@ -16,7 +16,6 @@ from torch import nn
 from autotune.memory.decide.rounding import ceil_divide
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
-from trainer.build import Training
 
 _COMPUTE_STREAM = 0
 """CUDA stream of the model. Torch reuses a freed block on its own stream only."""
@@ -48,7 +47,8 @@ class Shards:
     sends that; in earlier ones they add up in the dtype in which they are sent.
 
     Args:
-        training: Training whose optimizer and step are made to update shards.
+        module: Module whose weights are sharded.
+        optimizer: Its optimizer, which is made to update shards.
         layers: Layers in the order of forward.
         ranks: Ranks that share one copy of the weights.
         recorder: Recorder of the allocations.
@@ -58,7 +58,8 @@ class Shards:
 
     def __init__(
         self,
-        training: Training,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
         layers: Sequence[nn.Module],
         ranks: int,
         recorder: AllocationRecorder,
@@ -67,7 +68,7 @@ class Shards:
         sent_dtype: torch.dtype,
     ) -> None:
         self._recorder = recorder
-        self._module = training.module
+        self._module = module
         self._ranks = ranks
         self._sent_dtype = sent_dtype
         self._layers = layers
@@ -75,7 +76,7 @@ class Shards:
             _Unit(parameters=_trained(layer.parameters())) for layer in layers
         ]
         """Unit of each layer."""
-        everything = _trained(training.module.parameters())
+        everything = _trained(module.parameters())
         in_layers = {
             id(parameter) for unit in self._units for parameter in unit.parameters
         }
@@ -103,8 +104,9 @@ class Shards:
         self._shard_weights()
         if bf16:
             self._cast_layers_to_bf16()
-        training.step.parameters = self._shards_of(everything)
-        for group in training.optimizer.param_groups:
+        self.parameters = self._shards_of(everything)
+        """Shards of all trained parameters, which take their place in a step."""
+        for group in optimizer.param_groups:
             group["params"] = self._shards_of(group["params"])
 
     def _shard_weights(self) -> None:

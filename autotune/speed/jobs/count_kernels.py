@@ -9,14 +9,14 @@ U keys, E dimensions of a head.
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from autotune.speed.values import Kernel, KernelKind
-from trainer.model.flash_attention import ATTEND, ATTEND_BACKWARD
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _DTYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
@@ -27,8 +27,6 @@ _MATMULS = {
     "addmm": 1,
     "baddbmm": 1,
     "_addmm_activation": 1,
-    "linear_gelu": 0,
-    "gelu_linear_backward": 0,
 }
 """Operators by the position of their first factor."""
 _ATTENTION = {
@@ -37,10 +35,10 @@ _ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": "cpu",
     "_varlen_attn": "varlen",
 }
-_OWN_KERNELS = {"fa2": "varlen", "fa4": "FA4"}
-"""Names of the kernels that ``trainer::attend_documents`` calls; FlashAttention 2 has
-the rates of torch's varlen attention."""
-_BACKWARD_MATMULS = 2.5
+KernelOf = Callable[[Any, Any, float], Kernel]
+"""Function that returns the kernel of an operator's call, by the call's arguments, its
+result, and the mean length of a document."""
+BACKWARD_MATMULS = 2.5
 """FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for
 two."""
 _TILE = 128
@@ -72,8 +70,6 @@ _KINDS: dict[str, KernelKind] = {
         (
             "native_layer_norm",
             "native_layer_norm_backward",
-            "residual_norm",
-            "residual_norm_backward",
             "sum",
             "mean",
             "var_mean",
@@ -141,12 +137,18 @@ _READS_RESULT = frozenset({"embedding", "index_select", "gather"})
 class KernelCounter:
     """Count of kernels.
 
-    ``document_tokens`` is the mean length of a document, which bounds its queries'
-    keys.
+    Args:
+        document_tokens: Mean length of a document, which bounds its queries' keys.
+        own_kernels: Kernels of operators that are not torch's, by operator.
     """
 
-    def __init__(self, document_tokens: float) -> None:
+    def __init__(
+        self,
+        document_tokens: float,
+        own_kernels: Mapping[Any, KernelOf] = MappingProxyType({}),
+    ) -> None:
         self._document_tokens = document_tokens
+        self._own_kernels = own_kernels
         self.counts: Counter[Kernel] = Counter()
 
     def add(
@@ -160,21 +162,15 @@ class KernelCounter:
         self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any
     ) -> Kernel | None:
         """Return the kernel of an operator's call; None for views and allocations."""
+        own_kernel = self._own_kernels.get(function)
+        if own_kernel is not None:
+            return own_kernel(args, result, self._document_tokens)
         name, launches = _name_of(function)
         if not launches:
             return None
         if name in _MATMULS:
-            first, second = args[_MATMULS[name] : _MATMULS[name] + 2]
-            results = tensors_in(result)
-            flops = 2.0 * results[0].numel() * first.shape[-1]
-            moved = moved_bytes((first, second, *results))
-            # The backward of GELU also reads the values before it.
-            moved += moved_bytes(tensors_in(args[2:])) if len(results) > 1 else 0
-            return Kernel("matmul", "", _DTYPES.get(first.dtype, "fp32"), flops, moved)
-        if function in (ATTEND, ATTEND_BACKWARD):
-            return _own_attention(
-                function is ATTEND_BACKWARD, args, result, self._document_tokens
-            )
+            factors = args[_MATMULS[name] : _MATMULS[name] + 2]
+            return matmul_kernel(factors, tensors_in(result))
         forward = name.removesuffix("_backward")
         if forward in _ATTENTION:
             return _attention(
@@ -203,6 +199,29 @@ class KernelCounter:
             if read + written
             else None
         )
+
+
+def matmul_kernel(
+    factors: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    others: Sequence[torch.Tensor] = (),
+) -> Kernel:
+    """Return the kernel of a matmul.
+
+    Args:
+        factors: Its two factors.
+        results: Its results, the product first.
+        others: Other tensors that it reads.
+    """
+    first = factors[0]
+    flops = 2.0 * results[0].numel() * first.shape[-1]
+    moved = moved_bytes((*factors, *results, *others))
+    return Kernel("matmul", "", number_format(first), flops, moved)
+
+
+def number_format(tensor: torch.Tensor) -> str:
+    """Return the format of a tensor's numbers; fp32 for those without rates."""
+    return _DTYPES.get(tensor.dtype, "fp32")
 
 
 def kind_of(functions: Sequence[Any]) -> KernelKind:
@@ -235,40 +254,18 @@ def _attention(
             one for one in args if isinstance(one, list | tuple) and len(one) == 2
         ]
         window = next((one[0] for one in pairs_of_sides if one[0] is not None), -1)
-        keys = _keys_in_window(window, document_tokens)
+        keys = keys_in_window(window, document_tokens)
         pairs = queries * heads * keys
     else:
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])
         pairs = batch * heads * queries * keys
-    flops = 4.0 * pairs * width * (_BACKWARD_MATMULS if backward else 1.0)
+    flops = 4.0 * pairs * width * (BACKWARD_MATMULS if backward else 1.0)
     moved = moved_bytes(tensors_in((args, result)))
     name = f"{kernel} {'backward' if backward else 'forward'}"
-    return Kernel(
-        "attention", name, _DTYPES.get(query.dtype, "fp32"), flops, moved, keys
-    )
+    return Kernel("attention", name, number_format(query), flops, moved, keys)
 
 
-def _own_attention(
-    backward: bool, args: Any, result: Any, document_tokens: float
-) -> Kernel:
-    """Return the kernel of ``trainer::attend_documents`` or its backward."""
-    joined, window = args[backward], args[-4 + backward]
-    assert isinstance(window, int)
-    kernel = args[-1] if backward else args[-2]
-    queries, _parts, heads, width = joined[0].shape
-    keys = _keys_in_window(window, document_tokens)
-    flops = 4.0 * queries * heads * keys * width
-    return Kernel(
-        "attention",
-        f"{_OWN_KERNELS[kernel]} {'backward' if backward else 'forward'}",
-        _DTYPES.get(joined[0].dtype, "fp32"),
-        flops * (_BACKWARD_MATMULS if backward else 1.0),
-        moved_bytes(tensors_in((args, result))),
-        keys,
-    )
-
-
-def _keys_in_window(window: int, document_tokens: float) -> float:
+def keys_in_window(window: int, document_tokens: float) -> float:
     """Return the keys of a query, on average.
 
     Args:

@@ -1,4 +1,4 @@
-"""The ``rates`` job: constants of this machine.
+"""Constants of this machine, measured.
 
 They are measured on operators of an encoder's step. Operators make fresh results, as in
 training, so that their time includes what allocation costs.
@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,9 +27,7 @@ from autotune.speed.values import (
     KernelKind,
     MatmulRates,
     PassRate,
-    RatesRequest,
 )
-from trainer.model.varlen import attend_documents
 from trainer.runtime.device import pick_device
 
 REPEATS, FEWEST, LONG_S = 7, 3, 0.5
@@ -62,15 +60,28 @@ class _Counting(TorchDispatchMode):
         return result
 
 
-def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
+AttendDocuments = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor
+]
+"""Attention within documents: a function of queries, keys and values of shape (M, H,
+E), the int32 edges of documents, and the longest document."""
+
+
+def measure(
+    kind: Literal["cpu", "cuda"], attend_documents: AttendDocuments
+) -> dict[str, Any]:
     """Return the fields of ``MachineRates`` that are measured, and ``spread``.
 
     Other processes raise the spread.
+
+    Args:
+        kind: Device to measure.
+        attend_documents: Attention within documents, of which the rate on a GPU is that
+            of the kernel ``varlen``.
     """
-    kind = RatesRequest.of(measured).device
-    # In TF32, as the trainer does by default.
+    # In TF32, as trainers usually do.
     torch.set_float32_matmul_precision("high")
-    bench = _Bench(pick_device(kind, 0))
+    bench = _Bench(pick_device(kind, 0), attend_documents)
     dtypes = {"fp32": torch.float32}
     # Without instructions for bf16 a CPU takes minutes for a step.
     if (
@@ -94,8 +105,9 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Bench:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, attend_documents: AttendDocuments) -> None:
         self._device = device
+        self._attend_documents = attend_documents
         self._cuda = device.type == "cuda"
         self.spreads: list[float] = []
         """Ratio of each median to the shortest time, which other processes raise."""
@@ -186,12 +198,7 @@ class _Bench:
                 0, tokens + 1, length, device=self._device, dtype=torch.int32
             )
             attend = functools.partial(
-                attend_documents,
-                [tensor.unsqueeze(1) for tensor in (query, key, value)],
-                query_edges=edges,
-                key_edges=edges,
-                max_query_length=length,
-                max_key_length=length,
+                self._attend_documents, query, key, value, edges, length
             )
         else:
             mask = torch.zeros(

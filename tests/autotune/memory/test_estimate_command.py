@@ -10,7 +10,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.machine.gpu_models import RESERVE_BYTES
-from autotune.memory import prediction
+from autotune.subjects.mlm.memory import prediction
 from tests.autotune.conftest import Borrowed
 
 SMALL_MODEL = "--model bert-mini --seq-length 64 --max-micro-batch-size 8 --no-compile"

@@ -5,10 +5,10 @@ import pytest
 from autotune.errors import BadInput
 from autotune.evidence.plan import Goal
 from autotune.evidence.profile import Profile
-from autotune.memory import plan_memory
 from autotune.network.scaling import Assumed, evidence
 from autotune.plan.inputs import PlanRequest, plan
 from autotune.profiles.store import StoredProfile
+from autotune.subjects.mlm.memory import plan_memory
 from autotune.subjects.mlm.memory.prediction import settings_of_step
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import but

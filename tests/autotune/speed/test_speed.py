@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from autotune.errors import MachineLacks, Undecided
-from autotune.memory.jobs.trace import trace_steps
 from autotune.speed import decide, measure
 from autotune.speed.decide import (
     data_sheet_rates,
@@ -16,9 +15,10 @@ from autotune.speed.decide import (
     predict_speed,
 )
 from autotune.speed.jobs import count_kernels
-from autotune.speed.jobs import measure_rates as job
 from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
 from autotune.speed.values import Kernel, MachineRates, StepWork
+from autotune.subjects.mlm.jobs import measure_rates as job
+from autotune.subjects.mlm.jobs.trace import trace_steps
 from autotune.trials.outcomes import Crashed, Measured
 from benchmarks.speed import rank_order_share
 from testbed.fakes import FakeMachine

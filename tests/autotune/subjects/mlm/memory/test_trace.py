@@ -9,7 +9,7 @@ import torch
 from autotune.memory.decide.memory_model import fit_memory_model
 from autotune.memory.values import Term, Trace
 from testbed.simulators.allocator import allocator_peak_bytes
-from tests.autotune.memory.traced_steps import (
+from tests.autotune.subjects.mlm.memory.traced_steps import (
     BASE,
     HIDDEN,
     LAYERS,

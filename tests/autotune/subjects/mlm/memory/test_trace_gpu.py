@@ -10,7 +10,7 @@ import pytest
 
 from autotune.memory.decide.memory_model import fit_memory_model
 from autotune.memory.values import Trace
-from tests.autotune.memory.traced_steps import (
+from tests.autotune.subjects.mlm.memory.traced_steps import (
     BASE,
     GPU,
     NUMBERS_LEFT_BYTES,

@@ -1,44 +1,41 @@
 """The ``trace`` job: the allocations of one rank's training steps.
 
 Model, loss and step are the trainer's; only the tensors are without content, on the
-meta device. Behaviour that depends on the device comes from ``DeviceRules``. Shapes: N
+meta device. ``autotune.memory.jobs.tracer`` records what they allocate. Shapes: N
 documents of a micro-batch.
 """
 
-import contextlib
-import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 
+from autotune.base.units import MIB
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
-from autotune.memory.jobs.compiled import CompiledFunction
-from autotune.memory.jobs.device_rules import DeviceRules
+from autotune.memory.jobs.compiled import TracedCompiler
 from autotune.memory.jobs.fused_loss import fused_loss
-from autotune.memory.jobs.gradient_buckets import GradientBuckets
-from autotune.memory.jobs.kernels import request_rules
-from autotune.memory.jobs.module_owners import own_by_module
+from autotune.memory.jobs.gradient_buckets import FIRST_BUCKET_BYTES, GradientBuckets
 from autotune.memory.jobs.shards import Shards
+from autotune.memory.jobs.tracer import META, Tracer, tracing
 from autotune.memory.jobs.zero1 import keep_largest_part
 from autotune.memory.values import Term, Trace
 from autotune.speed.values import StepWork
+from autotune.subjects.mlm.jobs.own_kernels import own_kernels
 from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.gradient_traffic import DTYPES
+from trainer.distributed.parallel import DEFAULT_BUCKET_CAP_MIB
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
+from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 from trainer.model.loss import cross_entropy_in_place
 from trainer.runtime.ranks import Ranks
-
-META = torch.device("meta")
 
 
 def run(measured: dict[str, Any], _local: dict[str, Any]) -> dict[str, Any]:
@@ -119,37 +116,35 @@ def trace_steps(
     fullest = fullest_batch(
         config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence
     )
-    recorder = AllocationRecorder(
-        request_rules(config.device), _document_tokens(fullest)
-    )
-    rules = DeviceRules(
-        config.device, bf16=config.precision == "bf16", recorder=recorder
-    )
     micro_batches = gradient_accumulation_steps(config, ranks)
-    with contextlib.ExitStack() as hooks:
-        for context in (recorder, rules, multi_tensor_kernels_on_meta()):
-            hooks.enter_context(context)
+    with tracing(
+        config.device,
+        bf16=config.precision == "bf16",
+        own_kernels=own_kernels(),
+        document_tokens=_document_tokens(fullest),
+    ) as tracer:
         training = _build_alone(config, vocab_size, special_ids, micro_batches)
-        _replace_kernels(training, config, recorder)
-        training.module.autocast = rules.autocast
-        head = model_head(training.module.model)
-        own_by_module(recorder, training.module, head, hooks)
-        _label_phases(training, recorder, hooks)
+        module = training.module
+        _replace_kernels(training, config, tracer)
+        module.autocast = tracer.autocast
+        if module.working_copies is not None:
+            tracer.recorder.relabel(module.working_copies.memory, Term.COPIES)
+        tracer.watch(module, training.optimizer, model_head(module.model))
         gradient_syncs: Sequence[GradientBuckets | Shards] = ()
         if ranks > 1:
-            gradient_syncs = _share_with_ranks(training, config, ranks, recorder, hooks)
+            gradient_syncs = _share_with_ranks(training, config, ranks, tracer)
         steps = _Steps(
             training=training,
             config=config,
             micro_batches=micro_batches,
             batch=fullest,
             gradient_syncs=gradient_syncs,
-            recorder=recorder,
+            recorder=tracer.recorder,
         )
         steps.take_first()
     attention = training.module.attention
     return TracedSteps(
-        trace=recorder.trace(steps.work(), fullest.predicted_tokens),
+        trace=tracer.recorder.trace(steps.work(), fullest.predicted_tokens),
         model=TracedModel(
             parameters=training.work.parameters,
             attention=attention.kind,
@@ -265,11 +260,7 @@ class _Steps:
 
 
 def _share_with_ranks(
-    training: Training,
-    config: TrainConfig,
-    ranks: int,
-    recorder: AllocationRecorder,
-    hooks: contextlib.ExitStack,
+    training: Training, config: TrainConfig, ranks: int, tracer: Tracer
 ) -> list[GradientBuckets | Shards]:
     """Let the training hold only the part of one of several ranks.
 
@@ -277,109 +268,58 @@ def _share_with_ranks(
         training: Training of a rank alone.
         config: Trainer settings, for the parallel strategy.
         ranks: Number of ranks on all nodes.
-        recorder: Recorder of the allocations.
-        hooks: Stack that ends this when it removes its hooks.
+        tracer: Trace that is being recorded.
 
     Returns:
         Shards under FSDP2; gradient buckets under DDP and ZeRO-1.
     """
-    if config.parallel.strategy == "fsdp2":
+    parallel = config.parallel
+    sent_dtype = DTYPES[parallel.gradient_dtype]
+    if parallel.strategy == "fsdp2":
         shards = Shards(
-            training,
+            training.module,
+            training.optimizer,
             training.module.layers,
-            config.parallel.shard_ranks or ranks,
-            recorder,
+            parallel.shard_ranks or ranks,
+            tracer.recorder,
             bf16=config.precision == "bf16",
-            sent_dtype=DTYPES[config.parallel.gradient_dtype],
+            sent_dtype=sent_dtype,
         )
-        shards.register_hooks(hooks)
+        training.step.parameters = shards.parameters
+        shards.register_hooks(tracer.hooks)
         return [shards]
     # The training was built as that of a single rank, whose step allocates gradients in
     # advance. With several ranks, DDP's buckets hold them.
     training.optimizer.zero_grad(set_to_none=True)
-    buckets = GradientBuckets(training.module, config, recorder)
-    buckets.register_hooks(hooks)
-    if config.parallel.strategy == "zero1":
+    limits_bytes = [parallel.bucket_cap_mib * MIB]
+    # DDP has a small first bucket only if no other cap was set.
+    if parallel.bucket_cap_mib == DEFAULT_BUCKET_CAP_MIB:
+        limits_bytes.insert(0, FIRST_BUCKET_BYTES)
+    buckets = GradientBuckets(
+        training.module,
+        tracer.recorder,
+        limits_bytes=limits_bytes,
+        as_views=parallel.gradient_as_bucket_view,
+        sent_dtype=sent_dtype,
+    )
+    buckets.register_hooks(tracer.hooks)
+    if parallel.strategy == "zero1":
         keep_largest_part(
             training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients
         )
     return [buckets]
 
 
-def _replace_kernels(
-    training: Training, config: TrainConfig, recorder: AllocationRecorder
-) -> None:
+def _replace_kernels(training: Training, config: TrainConfig, tracer: Tracer) -> None:
     """Replace compiled layers and the loss by others that need no compiler."""
     if config.fused_cross_entropy:
         training.module.fused_loss = fused_loss
     if not config.compiled:
         return
-    # Layers that differ only in their index share a graph.
-    graphs: dict[Any, Any] = {}
-    for layer in training.module.layers:
-        # ``nn.Module.compile`` sets this private attribute, and nothing public does.
-        layer._compiled_call_impl = CompiledFunction(layer, layer, recorder, graphs)
-    training.module.loss = cross_entropy_in_place(
-        lambda function: CompiledFunction(function, None, recorder, graphs)
+    compiler = TracedCompiler(
+        recorder=tracer.recorder,
+        redraws_dropout=COMPILER_SAVES_COMPACT,
+        checkpoint="trainer.compilation.checkpoint",
     )
-
-
-def _label_phases(
-    training: Training,
-    recorder: AllocationRecorder,
-    hooks: contextlib.ExitStack,
-) -> None:
-    """Set the terms of allocations outside of forward, until the hooks are removed.
-
-    The optimizer owns allocations of its step; later ones are temporaries. Gradients
-    and working copies of weights get their terms once they exist.
-    """
-    parameters = [
-        parameter
-        for parameter in training.module.parameters()
-        if parameter.requires_grad
-    ]
-
-    def optimizer_step_begins(*_: object) -> None:
-        gradients = [
-            parameter.grad for parameter in parameters if parameter.grad is not None
-        ]
-        recorder.relabel(gradients, Term.GRADIENTS)
-        recorder.owner = Term.OPTIMIZER
-
-    def optimizer_step_ended(*_: object) -> None:
-        recorder.owner = Term.TEMPORARIES
-
-    def gradient_accumulated(parameter: torch.Tensor) -> None:
-        # With gradient accumulation, gradients exist before the last forward, so each
-        # is labelled once it exists.
-        if parameter.grad is not None:
-            recorder.relabel([parameter.grad], Term.GRADIENTS)
-
-    if training.module.working_copies is not None:
-        recorder.relabel(training.module.working_copies.memory, Term.COPIES)
-    enter = hooks.enter_context
-    enter(training.optimizer.register_step_pre_hook(optimizer_step_begins))
-    enter(training.optimizer.register_step_post_hook(optimizer_step_ended))
-    for parameter in parameters:
-        enter(parameter.register_post_accumulate_grad_hook(gradient_accumulated))
-
-
-@contextlib.contextmanager
-def multi_tensor_kernels_on_meta() -> Iterator[None]:
-    """Let functions call kernels of many tensors on the meta device, as on a GPU.
-
-    These are fused AdamW and the norm of all gradients. Torch calls them on the devices
-    that two private functions list, which it offers no way to extend. So the functions
-    are patched until the block ends.
-    """
-    with contextlib.ExitStack() as patches:
-        for module, name in (
-            ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"),
-            ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices"),
-        ):
-            supported = getattr(importlib.import_module(module), name)()
-            patches.enter_context(
-                mock.patch(f"{module}.{name}", return_value=[*supported, META.type])
-            )
-        yield
+    compiler.compile_layers(training.module.layers)
+    training.module.loss = cross_entropy_in_place(compiler.compile)

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from autotune.memory.values import Term, Trace
-from tests.autotune.memory.traced_steps import (
+from tests.autotune.subjects.mlm.memory.traced_steps import (
     BASE,
     GPU,
     SHAPE,

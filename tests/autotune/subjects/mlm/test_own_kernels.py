@@ -1,16 +1,16 @@
-"""Memory that kernels allocate internally."""
+"""Memory that the trainer's kernels allocate internally."""
 
 import pytest
 import torch
 
 from autotune.memory.jobs.allocator_requests import OUTPUTS
-from autotune.memory.jobs.kernels import request_rules
+from autotune.subjects.mlm.jobs.own_kernels import own_kernels
 from trainer.model.flash_attention import ATTEND_BACKWARD
 
 
 def _requests(kernel, *, positions, documents, heads, dimensions, parts):
     """Return the requests of backward in joined tensors with so many parts each."""
-    rule = request_rules("cuda")[ATTEND_BACKWARD]
+    rule = own_kernels().requests[ATTEND_BACKWARD]
     joined = [
         torch.empty(positions, number, heads, dimensions, device="meta").bfloat16()
         for number in parts

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, islice
 
-from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
+from autotune.subjects.mlm.jobs.trace import trace_steps
 from testbed.simulators.allocator import SPECIAL_IDS, Case
 from trainer.formats.train_config import TrainConfig
 

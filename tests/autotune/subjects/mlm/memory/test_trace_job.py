@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch.optim import optimizer
 
-from autotune.memory.jobs import trace as trace_job
 from autotune.memory.values import Trace
+from autotune.subjects.mlm.jobs import trace as trace_job
 from testbed.simulators.allocator import SPECIAL_IDS
-from tests.autotune.memory.traced_steps import BASE, HIDDEN, INTERMEDIATE, LAYERS
+from tests.autotune.subjects.mlm.memory.traced_steps import (
+    BASE,
+    HIDDEN,
+    INTERMEDIATE,
+    LAYERS,
+)
 
 SIZES = [2, 5]
 """Requested micro-batch sizes."""
