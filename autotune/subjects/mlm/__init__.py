@@ -1,6 +1,8 @@
 """The bundled masked-LM trainer as a subject.
 
-With ``launch`` this is the only package, apart from jobs, that knows the trainer:
-``subject`` names its step and its loader, which ``jobs`` build. ``export`` translates
-its settings for other trainers.
+With ``launch`` and ``corpus`` this is the only package that knows the trainer.
+``subject`` names its step and its loader, which ``jobs`` build. ``settings`` has what a
+joint search varies, and ``model_work`` the work of a step by the model's config.
+``memory`` predicts and probes its memory, ``workers`` sweeps its loader, and ``export``
+translates its settings for other trainers.
 """
