@@ -29,7 +29,7 @@ from autotune.subjects.own.subject import (
     IN_TRIAL,
     SIZE,
     WRAPPED,
-    OwnCode,
+    FunctionSubject,
 )
 from autotune.subjects.subject import Argument
 from autotune.trials.session import open_bench
@@ -140,7 +140,7 @@ def find_batch_size(
         )
     asked = StepProbe(
         measures_throughput=False,
-        subject=OwnCode(arguments=dict(arguments or {})),
+        subject=FunctionSubject(arguments=dict(arguments or {})),
         reports=Path(reports),
         headroom_share=headroom,
         memory_bytes=(
@@ -197,7 +197,7 @@ def find_num_workers(
     names = {role: _importable(function) for role, function in functions.items()}
     here = None in names.values()
     labels = {role: name or _label(functions[role]) for role, name in names.items()}
-    code = OwnCode(
+    code = FunctionSubject(
         step_function=labels.get("step"),
         loader_function=labels["loader"],
         arguments=dict(arguments or {}),
@@ -241,7 +241,7 @@ def _found(
     Without ``name``, by which another process imports it, it is tried in this process.
     """
     name = name or _importable(function)
-    code = OwnCode(
+    code = FunctionSubject(
         step_function=name or _label(function),
         arguments=asked.subject.apply({}),
         along=along,
@@ -297,7 +297,7 @@ def _decorated(
         def here(**sizes: Any) -> Any:
             return function(sizes[names[0]], *args, **options)
 
-        code = OwnCode(arguments=by_name if name else {})
+        code = FunctionSubject(arguments=by_name if name else {})
         tried = function if name else functools.update_wrapper(here, function)
         found = _found(replace(asked, subject=code), device, tried, names[0], name)
         return function(found.value, *args, **options)
@@ -309,7 +309,7 @@ def _decorated(
 @contextlib.contextmanager
 def _opened(
     choice: DeviceChoice,
-    code: OwnCode,
+    code: FunctionSubject,
     timeout_s: float,
     functions: Mapping[str, Callable[..., Any]] | None,
 ) -> Iterator[CodeBench]:

@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 GROUP = "autotune.subjects"
 """Group of entry points by which other packages register kinds."""
 BUILT_IN = {
-    "own": "autotune.subjects.own.subject:OwnCode",
+    "own": "autotune.subjects.own.subject:FunctionSubject",
     "transformers": "autotune.subjects.transformers.subject:TransformersSubject",
     "lightning": "autotune.subjects.lightning.subject:LightningSubject",
     "accelerate": "autotune.subjects.accelerate.subject:AccelerateSubject",

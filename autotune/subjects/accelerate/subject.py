@@ -2,11 +2,11 @@
 
 from typing import ClassVar
 
-from autotune.subjects.own.subject import Adapter, OwnCode
+from autotune.subjects.own.subject import Adapter, FunctionSubject
 from autotune.subjects.subject import Setting
 
 
-class AccelerateSubject(OwnCode):
+class AccelerateSubject(FunctionSubject):
     """A function of yours that returns the parts of a loop.
 
     They are ``(accelerator, model, optimizer, dataset, collate)``. It must make its

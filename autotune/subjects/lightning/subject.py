@@ -2,11 +2,11 @@
 
 from typing import ClassVar
 
-from autotune.subjects.own.subject import Adapter, OwnCode
+from autotune.subjects.own.subject import Adapter, FunctionSubject
 from autotune.subjects.subject import Setting
 
 
-class LightningSubject(OwnCode):
+class LightningSubject(FunctionSubject):
     """A function of yours that returns a module and its data.
 
     It returns ``module``, ``(module, datamodule)``, or ``(module, datamodule,

@@ -51,7 +51,7 @@ class Adapter:
     """Names of settings in the library's configuration, by ours."""
 
 
-class OwnCode(StrictTable):
+class FunctionSubject(StrictTable):
     """Functions of yours, by name, and their fixed arguments.
 
     A subclass of another kind only names its adapter.

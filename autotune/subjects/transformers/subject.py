@@ -2,11 +2,11 @@
 
 from typing import ClassVar
 
-from autotune.subjects.own.subject import Adapter, OwnCode
+from autotune.subjects.own.subject import Adapter, FunctionSubject
 from autotune.subjects.subject import Setting
 
 
-class TransformersSubject(OwnCode):
+class TransformersSubject(FunctionSubject):
     """A function of yours that returns a ``Trainer``, such as ``make_trainer``.
 
     It must make its ``TrainingArguments`` itself, so that settings can be varied.

@@ -17,7 +17,7 @@ from autotune.api import finders
 from autotune.errors import ExceedsMemory
 from autotune.memory.code_stage import StepProbe
 from autotune.subjects.jobs.describe import described_sha256
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.own.subject import FunctionSubject
 from tests.autotune.subjects.own.hostile import step_of
 
 pytestmark = pytest.mark.system
@@ -131,7 +131,10 @@ class Builder:
 def test_tries_unimportable_builder_in_this_process(tmp_path, build):
     result = finders._found(
         StepProbe(
-            subject=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4
+            subject=FunctionSubject(),
+            reports=tmp_path,
+            memory_bytes=60_000_000,
+            max_size=4,
         ),
         "cpu",
         build,

@@ -8,7 +8,7 @@ import pytest
 from autotune.base.render_console import console_text
 from autotune.errors import BadInput
 from autotune.subjects.bench import open_own
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.code_stage import sweep_on
 from autotune.workers.sections import sweep_blocks
@@ -22,7 +22,7 @@ LOAD_S = 0.03
 @pytest.fixture(scope="module")
 def bench():
     """Return a machine on which trials of the module's functions run."""
-    code = OwnCode(
+    code = FunctionSubject(
         step_function=f"{MODULE}:plain_step", loader_function=f"{MODULE}:sleepy"
     )
     with open_own("cpu", code, 60, Path(__file__).parent) as opened:
@@ -37,7 +37,9 @@ def sweep(bench, tmp_path):
         names = {"loader_function": f"{MODULE}:{loader}"}
         if step is not None:
             names["step_function"] = f"{MODULE}:{step}"
-        code = OwnCode(**names, arguments={"micro_batch_size": 8, "batch_size": 8})
+        code = FunctionSubject(
+            **names, arguments={"micro_batch_size": 8, "batch_size": 8}
+        )
         request = SweepRequest(
             reports=tmp_path,
             trial_timeout_s=60.0,

@@ -8,7 +8,7 @@ import pytest
 from autotune.memory.code_stage import StepProbe, size_probe_of
 from autotune.memory.measure import probe_subject
 from autotune.subjects.bench import open_own
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.own.subject import FunctionSubject
 
 MODULE = "hostile"
 MEMORY_BYTES = 80_000_000
@@ -27,7 +27,7 @@ class OwnCodeBench:
             for role, name in functions.items()
             if name
         }
-        code = OwnCode(**names)
+        code = FunctionSubject(**names)
         sources = dict.fromkeys(code.code(), "0")
         return replace(self._bench, subject=code, sources=sources), code
 
@@ -57,7 +57,7 @@ class OwnCodeBench:
 @pytest.fixture(scope="session")
 def own_code(tmp_path_factory) -> OwnCodeBench:
     folder = tmp_path_factory.mktemp("own")
-    code = OwnCode(
+    code = FunctionSubject(
         step_function=f"{MODULE}:behaves", loader_function=f"{MODULE}:sleepy"
     )
     with open_own("cpu", code, 60, Path(__file__).parent) as bench:

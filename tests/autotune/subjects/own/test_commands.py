@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.own.subject import FunctionSubject
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 pytestmark = pytest.mark.system
@@ -240,7 +240,7 @@ def test_wrong_turns_name_the_next_step(says, workdir, arguments, code, words):
 
 
 def test_argument_values_make_no_paths():
-    code = OwnCode(
+    code = FunctionSubject(
         step_function="a:b", arguments={"path": "../../x", "long": "y" * 300}
     )
     assert "/" not in code.name
