@@ -56,15 +56,12 @@ def _save(path: Path, height_inches: float, fill: Callable[["Axes"], None]) -> N
 
 
 def _throughput(axes: "Axes", probe: Mapping[str, Any]) -> None:
-    curve = [
-        (point["micro_batch_size"], point["padded_tokens_per_s"] / 1e3)
-        for point in probe["curve"]
-    ]
+    curve = [(point["size"], point["units_per_s"] / 1e3) for point in probe["curve"]]
     chosen = probe["sustained"]
     axes.plot(
         *zip(*curve, strict=True), "o-", color=_BLUE, label="measured, 10 steps each"
     )
-    point = chosen["micro_batch_size"], chosen["padded_tokens_per_s"] / 1e3
+    point = chosen["size"], chosen["units_per_s"] / 1e3
     axes.plot(
         *point, "D", color=_ORANGE, markersize=8, label=f"chosen: {point[0]}, warm"
     )

@@ -237,8 +237,8 @@ def _own_step_figures(profile: Profile) -> Iterable[Measurement]:
     for point in probe.curve:
         yield Measurement(
             metric=decide.unit_rate(subject.unit),
-            of=f"{subject.size_words(point.micro_batch_size)}, cached batches",
-            estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
+            of=f"{subject.size_words(point.size)}, cached batches",
+            estimate=estimate_from_bounds(point.rate, point.timed_steps),
         )
 
 
@@ -290,7 +290,7 @@ def _own_headlines(profile: Profile) -> Iterable[Measurement]:
         yield Measurement(
             metric=decide.unit_rate(subject.unit),
             of=_READ_FROM["steps"],
-            estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
+            estimate=estimate_from_bounds(point.rate, point.timed_steps),
         )
 
 
@@ -328,11 +328,11 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
             *((point, "cached batches") for point in probe.curve),
             *sustained,
         ]:
-            of = f"{_many(point.micro_batch_size, 'sequence')}, {how}"
+            of = f"{_many(point.size, 'sequence')}, {how}"
             yield Measurement(
                 metric=decide.STEP_RATE,
                 of=of,
-                estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
+                estimate=estimate_from_bounds(point.rate, point.timed_steps),
             )
     if workers is not None:
         if rates := positive_figures(workers.cached_units_per_s):

@@ -80,9 +80,7 @@ def micro_batches_of_window(
         micro_batch_size: Sequences of each of them.
         curve: Measured throughput by micro-batch size.
     """
-    step_s = [
-        point.step_s for point in curve if point.micro_batch_size == micro_batch_size
-    ]
+    step_s = [point.step_s for point in curve if point.size == micro_batch_size]
     most = MIN_MICRO_BATCHES
     if step_s:
         most = max(most, int(LONGEST_STEP_S / step_s[0]))

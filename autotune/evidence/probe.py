@@ -11,30 +11,30 @@ from trainer.formats.tables import StrictTable
 
 
 class CurvePoint(StrictTable):
-    """Throughput at one micro-batch size, measured with full sequences."""
+    """Throughput at one size, measured with full batches, padding included."""
 
-    micro_batch_size: PositiveInt
-    """Sequences of each rank's micro-batch."""
-    padded_tokens_per_s: PositiveFloat
-    """Tokens/s of all ranks including padding, with full sequences."""
+    size: PositiveInt
+    """Size of each rank's micro-batch."""
+    units_per_s: PositiveFloat
+    """Units/s of all ranks, such as tokens/s, including padding."""
     step_s: PositiveFloat
     """Median time of the timed optimizer steps of one micro-batch each, in seconds."""
     timed_steps: PositiveInt
     """Number of timed optimizer steps."""
-    padded_tokens_per_s_low: PositiveFloat | None = None
+    units_per_s_low: PositiveFloat | None = None
     """Lower bound at 95 % confidence; None if the timed steps show no reliable
     spread."""
-    padded_tokens_per_s_high: PositiveFloat | None = None
+    units_per_s_high: PositiveFloat | None = None
     """Upper bound at 95 % confidence; None if the timed steps show no reliable
     spread."""
 
     @property
-    def padded_rate(self) -> Interval:
-        """Tokens/s including padding, with their bounds."""
+    def rate(self) -> Interval:
+        """Units/s including padding, with their bounds."""
         return Interval.from_bounds(
-            self.padded_tokens_per_s,
-            self.padded_tokens_per_s_low,
-            self.padded_tokens_per_s_high,
+            self.units_per_s,
+            self.units_per_s_low,
+            self.units_per_s_high,
             SHOWN_CONFIDENCE,
         )
 
@@ -144,7 +144,7 @@ class ProbeEvidence(StrictTable):
     """Mean non-padding tokens per sequence of this dataset, in this layout; None if the
     subject has no tokens."""
     curve: list[CurvePoint]
-    """Throughput by ascending micro-batch size; empty if it was not measured."""
+    """Throughput by ascending size; empty if it was not measured."""
     knee_micro_batch_sizes: list[PositiveInt] = Field(default_factory=list)
     """Smallest and largest size at which the knee of the curve may lie, given the noise
     of the measurement; empty if the curve shows no knee."""
@@ -179,14 +179,14 @@ class ProbeEvidence(StrictTable):
             )
         return self.mean_tokens_per_sequence
 
-    def expected_throughput(self, micro_batch_size: int) -> CurvePoint | None:
-        """Return the throughput to expect of a micro-batch size.
+    def expected_throughput(self, size: int) -> CurvePoint | None:
+        """Return the throughput to expect of a size.
 
         Returns:
             The throughput on a warm GPU if it was measured, else the point of the
             curve; None if the size was not measured.
         """
         for point in (self.sustained, *self.curve):
-            if point is not None and point.micro_batch_size == micro_batch_size:
+            if point is not None and point.size == size:
                 return point
         return None

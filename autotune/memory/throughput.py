@@ -142,7 +142,7 @@ class _CurveMeter:
         with contextlib.suppress(OutOfTime):
             for size in others:
                 curve.append(self._measure_point(size))
-        return sorted(curve, key=lambda point: point.micro_batch_size)
+        return sorted(curve, key=lambda point: point.size)
 
     def choose_size(
         self, curve: list[CurvePoint], feasible_max: int
@@ -173,7 +173,7 @@ class _CurveMeter:
                 curve.append(self._measure_point(choice.micro_batch_size))
             except OutOfTime:
                 break
-            curve.sort(key=lambda point: point.micro_batch_size)
+            curve.sort(key=lambda point: point.size)
         return choose_from()
 
     def explain_dip(self, curve: Sequence[CurvePoint]) -> ThroughputDip | None:
@@ -183,9 +183,9 @@ class _CurveMeter:
             return None
         smaller, larger = dip.smaller, dip.larger
         found = ThroughputDip(
-            smaller_size=smaller.micro_batch_size,
-            larger_size=larger.micro_batch_size,
-            ratio=larger.padded_tokens_per_s / smaller.padded_tokens_per_s,
+            smaller_size=smaller.size,
+            larger_size=larger.size,
+            ratio=larger.units_per_s / smaller.units_per_s,
         )
         if self.probe.in_this_process:
             reason = "functions of this process are not profiled"
@@ -230,7 +230,7 @@ class _CurveMeter:
         steps = StepCounts(warmup=CURVE_STEPS[device].warmup, timed=max(1, timed_steps))
         with contextlib.suppress(OutOfTime):
             return self._measure_point(
-                chosen_point.micro_batch_size, steps, f" for {duration_s:g} s"
+                chosen_point.size, steps, f" for {duration_s:g} s"
             )
         return None
 
@@ -258,12 +258,12 @@ class _CurveMeter:
         rates = [units_per_step / step_s for step_s in figures.step_s]
         interval = estimate_windows(rates).interval()
         return CurvePoint(
-            micro_batch_size=micro_batch_size,
-            padded_tokens_per_s=units_per_step / median_step_s,
+            size=micro_batch_size,
+            units_per_s=units_per_step / median_step_s,
             step_s=median_step_s,
             timed_steps=len(figures.step_s),
-            padded_tokens_per_s_low=interval.low,
-            padded_tokens_per_s_high=interval.high,
+            units_per_s_low=interval.low,
+            units_per_s_high=interval.high,
         )
 
     def _undisturbed_figures(
@@ -345,6 +345,6 @@ class _CurveMeter:
 def _point_of(curve: Sequence[CurvePoint], micro_batch_size: int) -> CurvePoint | None:
     """Return the point of a size; None if it was not measured."""
     for point in curve:
-        if point.micro_batch_size == micro_batch_size:
+        if point.size == micro_batch_size:
             return point
     return None

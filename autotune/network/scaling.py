@@ -218,17 +218,15 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
         )
     # A line through the curve's ends: the constant part includes the optimizer step.
     first, last = (
-        pick(probe.curve, key=lambda point: point.micro_batch_size)
-        for pick in (min, max)
+        pick(probe.curve, key=lambda point: point.size) for pick in (min, max)
     )
-    sequence_s = last.step_s / last.micro_batch_size
-    if last.micro_batch_size > first.micro_batch_size:
+    sequence_s = last.step_s / last.size
+    if last.size > first.size:
         sequence_s = max(
             0.0,
-            (last.step_s - first.step_s)
-            / (last.micro_batch_size - first.micro_batch_size),
+            (last.step_s - first.step_s) / (last.size - first.size),
         )
-    fixed_s = max(0.0, last.step_s - last.micro_batch_size * sequence_s)
+    fixed_s = max(0.0, last.step_s - last.size * sequence_s)
     gradients = gradient_parts(profile.train, probe.parameters)
     return (
         RankCompute(

@@ -373,7 +373,7 @@ class Tuning:
         batch = split.words(evidence.local_ranks)
         words = f"{evidence.feasible_max:,} sequences fit{limit}"
         if evidence.curve:
-            words += f"; fastest {fastest_point(evidence.curve).micro_batch_size:,}"
+            words += f"; fastest {fastest_point(evidence.curve).size:,}"
         words += f"; global batch of {batch}"
         return words if evidence.dip is None else f"{words}; {dip_words(evidence.dip)}"
 

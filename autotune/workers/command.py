@@ -240,7 +240,7 @@ def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> s
     # A placeholder, if the probe did not time the micro-batch size of the profile.
     step_time = "T"
     for point in probe.curve:
-        if point.micro_batch_size == stored.profile.train.micro_batch_size:
+        if point.size == stored.profile.train.micro_batch_size:
             step_time = f"{1e3 * point.step_s:.4g}ms"
             break
     return (

@@ -115,12 +115,12 @@ def own_sweep() -> WorkersEvidence:
 
 def _curve_point(size: int, units_per_s: float) -> CurvePoint:
     return CurvePoint(
-        micro_batch_size=size,
-        padded_tokens_per_s=units_per_s,
+        size=size,
+        units_per_s=units_per_s,
         step_s=0.1,
         timed_steps=4,
-        padded_tokens_per_s_low=0.99 * units_per_s,
-        padded_tokens_per_s_high=1.01 * units_per_s,
+        units_per_s_low=0.99 * units_per_s,
+        units_per_s_high=1.01 * units_per_s,
     )
 
 

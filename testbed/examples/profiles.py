@@ -106,8 +106,8 @@ def example_profile() -> Profile:
 
 def _curve_point(micro_batch_size: int, padded_tokens_per_s: float) -> CurvePoint:
     return CurvePoint(
-        micro_batch_size=micro_batch_size,
-        padded_tokens_per_s=padded_tokens_per_s,
+        size=micro_batch_size,
+        units_per_s=padded_tokens_per_s,
         step_s=0.1,
         timed_steps=4,
     )

@@ -228,12 +228,12 @@ def _explored(**changes: object) -> ExploredConfiguration:
 def _point(rows: int) -> CurvePoint:
     speed = 2 * PER_RANK_TOKENS * rows / (rows + 2.6) / FILL
     return CurvePoint(
-        micro_batch_size=rows,
-        padded_tokens_per_s=speed,
+        size=rows,
+        units_per_s=speed,
         step_s=RANKS * rows * ROW_TOKENS / speed,
         timed_steps=8,
-        padded_tokens_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)),
-        padded_tokens_per_s_high=speed * 1.012,
+        units_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)),
+        units_per_s_high=speed * 1.012,
     )
 
 

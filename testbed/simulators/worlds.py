@@ -380,12 +380,12 @@ def profile_of(world: World, train: TrainConfig) -> Profile:
         )
         curve.append(
             CurvePoint(
-                micro_batch_size=rows,
-                padded_tokens_per_s=speed,
+                size=rows,
+                units_per_s=speed,
                 step_s=simulated_step.padded_tokens / speed,
                 timed_steps=8,
-                padded_tokens_per_s_low=speed * 0.985,
-                padded_tokens_per_s_high=speed * 1.015,
+                units_per_s_low=speed * 0.985,
+                units_per_s_high=speed * 1.015,
             )
         )
     probe = ProbeEvidence(

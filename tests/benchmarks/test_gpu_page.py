@@ -257,9 +257,7 @@ def test_implausible_profile_is_not_kept(real):
     folder, check = real
     profile = example_profile("d")
     probe = profile.evidence.probe
-    curve = [
-        point.model_copy(update={"padded_tokens_per_s": 5e7}) for point in probe.curve
-    ]
+    curve = [point.model_copy(update={"units_per_s": 5e7}) for point in probe.curve]
     too_fast = but(
         profile, evidence={"probe": probe.model_copy(update={"curve": curve})}
     )

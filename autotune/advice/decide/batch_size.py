@@ -106,9 +106,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     # Network tuning chose this size.
     if now.evidence.network is not None or here is None or there is None:
         return None
-    speed = change_between(
-        estimate_from_bounds(here), estimate_from_bounds(there.padded_rate)
-    )
+    speed = change_between(estimate_from_bounds(here), estimate_from_bounds(there.rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
     name = f"tokens/s with {chosen} sequences relative to {rows}"
     return Advice(
@@ -166,10 +164,8 @@ def below_knee(now: TrainingContext) -> Advice | None:
         or there is None
     ):
         return None
-    ratio = change_between(
-        estimate_from_bounds(here), estimate_from_bounds(there.padded_rate)
-    )
-    known = here.low is not None and there.padded_rate.low is not None
+    ratio = change_between(estimate_from_bounds(here), estimate_from_bounds(there.rate))
+    known = here.low is not None and there.rate.low is not None
     if ratio.value < WORTH_RATIO or (known and (ratio.low is None or ratio.low <= 1)):
         return None
     is_measured = now.point(rows) is not None
@@ -195,7 +191,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
             ),
             figure(
                 f"tokens/s with {chosen} sequences",
-                there.padded_rate,
+                there.rate,
                 "tokens/s",
                 _PROBE,
                 n=there.timed_steps,
@@ -223,23 +219,15 @@ def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | Non
     """
     point = now.point(rows)
     if point is not None:
-        return point.padded_rate
-    curve = sorted(probe.curve, key=lambda point: point.micro_batch_size)
-    place = sum(point.micro_batch_size < rows for point in curve)
+        return point.rate
+    curve = sorted(probe.curve, key=lambda point: point.size)
+    place = sum(point.size < rows for point in curve)
     if not 0 < place < len(curve):
         return None
     one, other = curve[place - 1 : place + 1]
-    part = (rows - one.micro_batch_size) / (
-        other.micro_batch_size - one.micro_batch_size
-    )
+    part = (rows - one.size) / (other.size - one.size)
     step_s = one.step_s + part * (other.step_s - one.step_s)
-    return Interval(
-        value=one.padded_tokens_per_s
-        * one.step_s
-        / one.micro_batch_size
-        * rows
-        / step_s
-    )
+    return Interval(value=one.units_per_s * one.step_s / one.size * rows / step_s)
 
 
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:

@@ -263,7 +263,7 @@ class TrainingContext:
             The point of the curve, or None if the size was not measured.
         """
         curve = self.evidence.probe.curve if self.evidence.probe else []
-        return next((point for point in curve if point.micro_batch_size == rows), None)
+        return next((point for point in curve if point.size == rows), None)
 
     def peak_bytes(self, rows: int) -> int | None:
         """Return the highest peak memory of trials at this micro-batch size.
@@ -364,7 +364,7 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
     if len(curve) < 2 or now.train is None:
         return None
     fixed, per_row = line(
-        [point.micro_batch_size for point in curve], [point.step_s for point in curve]
+        [point.size for point in curve], [point.step_s for point in curve]
     )
     rows = max(1.0, now.global_batch_size / now.ranks)
 
@@ -380,7 +380,7 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
         rate(new_rows, part) / rate(old_rows, part) for part in (0.5, 0.25, 0.0)
     )
     # Beyond the measured range, the line may not hold.
-    if new_rows > max(point.micro_batch_size for point in curve):
+    if new_rows > max(point.size for point in curve):
         low, usual = min(1.0, low), math.sqrt(usual)
     return low, usual, high
 

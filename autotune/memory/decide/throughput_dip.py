@@ -26,7 +26,7 @@ class Dip:
 
 def fastest_point(curve: Sequence[CurvePoint]) -> CurvePoint:
     """Return the point of a curve with the most tokens/s."""
-    return max(curve, key=lambda point: point.padded_tokens_per_s)
+    return max(curve, key=lambda point: point.units_per_s)
 
 
 def deepest_dip(curve: Sequence[CurvePoint]) -> Dip | None:
@@ -37,10 +37,10 @@ def deepest_dip(curve: Sequence[CurvePoint]) -> Dip | None:
     """
     deepest: Dip | None = None
     lowest_ratio = DIP_SHARE
-    points = sorted(curve, key=lambda point: point.micro_batch_size)
+    points = sorted(curve, key=lambda point: point.size)
     for index, larger in enumerate(points):
         for smaller in points[:index]:
-            ratio = larger.padded_tokens_per_s / smaller.padded_tokens_per_s
+            ratio = larger.units_per_s / smaller.units_per_s
             if ratio < lowest_ratio and not _overlap(smaller, larger):
                 deepest = Dip(smaller=smaller, larger=larger)
                 lowest_ratio = ratio
@@ -49,8 +49,8 @@ def deepest_dip(curve: Sequence[CurvePoint]) -> Dip | None:
 
 def _overlap(smaller: CurvePoint, larger: CurvePoint) -> bool:
     """Return whether noise may explain that the larger size is slower."""
-    low = smaller.padded_rate.low
-    high = larger.padded_rate.high
+    low = smaller.rate.low
+    high = larger.rate.high
     return low is not None and high is not None and high >= low
 
 

@@ -153,18 +153,16 @@ def _rates_table(profile: Profile, found: ProbeEvidence) -> tuple[doc.Block, ...
     table = table_of(
         f"Throughput by {profile.subject.size}",
         found.curve,
-        (profile.subject.size, "r", lambda point: str(point.micro_batch_size)),
+        (profile.subject.size, "r", lambda point: str(point.size)),
         (
             f"{profile.subject.unit}/s",
             "r",
-            lambda point: format_number(point.padded_tokens_per_s),
+            lambda point: format_number(point.units_per_s),
         ),
         (
             "95 % interval",
             "r",
-            lambda point: format_bounds(
-                point.padded_rate.low, point.padded_rate.high, format_number
-            ),
+            lambda point: format_bounds(point.rate.low, point.rate.high, format_number),
         ),
         ("step", "r", lambda point: format_seconds(point.step_s)),
     )

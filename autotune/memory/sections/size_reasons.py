@@ -29,7 +29,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
         else:
             yield f"throughput levels off between {low} and {knee}"
     if probe.curve:
-        fastest = fastest_point(probe.curve).micro_batch_size
+        fastest = fastest_point(probe.curve).size
         yield f"largest {probe.feasible_max:,}; fastest {fastest:,}"
     if probe.dip is not None:
         yield dip_words(probe.dip)

@@ -36,7 +36,7 @@ def curve_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
 
 def _curve_chart(probe: ProbeEvidence, used_size: int) -> doc.Chart:
     """Return the chart of the throughput curve, with its knee and the size in use."""
-    best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
+    best = max(probe.curve, key=lambda point: point.units_per_s)
     smallest, largest = probe.curve[0], probe.curve[-1]
     return doc.Chart(
         title="Throughput by micro-batch size",
@@ -54,10 +54,10 @@ def _curve_drawing(probe: ProbeEvidence, used_size: int) -> doc.LineChart:
     """Return the curve with its intervals, the size in use, and the knee's range."""
     points = tuple(
         doc.Point(
-            x=point.micro_batch_size,
-            y=point.padded_tokens_per_s,
-            low=point.padded_tokens_per_s_low,
-            high=point.padded_tokens_per_s_high,
+            x=point.size,
+            y=point.units_per_s,
+            low=point.units_per_s_low,
+            high=point.units_per_s_high,
         )
         for point in probe.curve
     )
@@ -105,20 +105,20 @@ def _curve_table(curve: Sequence[CurvePoint], best: CurvePoint) -> doc.Table:
     """Return the table of the curve, with shares of the throughput of ``best``."""
 
     def interval(point: CurvePoint) -> str | None:
-        rate = point.padded_rate
+        rate = point.rate
         return format_bounds(rate.low, rate.high, format_number)
 
     def share_of_best(point: CurvePoint) -> str:
-        return format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)
+        return format_share(point.units_per_s / best.units_per_s)
 
     return table_of(
         "Throughput by micro-batch size (full sequences)",
         curve,
-        ("micro-batch size", "r", lambda point: str(point.micro_batch_size)),
+        ("micro-batch size", "r", lambda point: str(point.size)),
         (
             "tokens/s incl. padding",
             "r",
-            lambda point: format_number(point.padded_tokens_per_s),
+            lambda point: format_number(point.units_per_s),
         ),
         ("95 % interval", "r", interval),
         ("share of best", "r", share_of_best),
@@ -129,4 +129,4 @@ def _curve_table(curve: Sequence[CurvePoint], best: CurvePoint) -> doc.Table:
 
 def _rate_words(point: CurvePoint) -> str:
     """Return the throughput of a point and its micro-batch size, in words."""
-    return f"{format_number(point.padded_tokens_per_s)} at {point.micro_batch_size}"
+    return f"{format_number(point.units_per_s)} at {point.size}"

@@ -49,11 +49,9 @@ def _bounded_points(curve: Sequence[CurvePoint]) -> list[_BoundedPoint]:
     """Return the points of a curve; none if one of them has no bounds."""
     points = []
     for point in curve:
-        low = point.padded_tokens_per_s_low
-        high = point.padded_tokens_per_s_high
+        low = point.units_per_s_low
+        high = point.units_per_s_high
         if low is None or high is None:
             return []
-        points.append(
-            _BoundedPoint(micro_batch_size=point.micro_batch_size, low=low, high=high)
-        )
+        points.append(_BoundedPoint(micro_batch_size=point.size, low=low, high=high))
     return points

@@ -82,10 +82,10 @@ def choose_micro_batch(
     """
     # A rank has at least one sequence.
     global_batch_size = max(global_batch_size, ranks)
-    points = sorted(curve, key=lambda point: point.micro_batch_size)
+    points = sorted(curve, key=lambda point: point.size)
     steps = _predicted_steps(points, global_batch_size, ranks)
     if not interpolated:
-        measured_sizes = {point.micro_batch_size for point in points}
+        measured_sizes = {point.size for point in points}
         steps = _measured_steps(steps, measured_sizes) or [
             step for step in steps if step.size in measured_sizes
         ]
@@ -95,7 +95,7 @@ def choose_micro_batch(
     ]
     # Of these, the smallest micro-batch leaves the most memory free.
     chosen = min(good_steps, key=lambda step: step.size)
-    largest_size = points[-1].micro_batch_size
+    largest_size = points[-1].size
     largest = _predicted_step(points, largest_size, global_batch_size, ranks)
     return MicroBatchChoice(
         micro_batch_size=chosen.split.micro_batch_size,
@@ -119,29 +119,29 @@ def choose_by_throughput(
         feasible_max: Largest size that fits.
         in_words: Returns a size in words.
     """
-    largest = max(curve, key=lambda point: point.micro_batch_size)
-    fastest = max(curve, key=lambda point: point.padded_tokens_per_s)
-    ratio = fastest.padded_tokens_per_s / largest.padded_tokens_per_s
+    largest = max(curve, key=lambda point: point.size)
+    fastest = max(curve, key=lambda point: point.units_per_s)
+    ratio = fastest.units_per_s / largest.units_per_s
     if ratio * KNEE_SHARE <= 1 or _overlap(fastest, largest):
         headroom = ""
-        if largest.micro_batch_size < feasible_max:
+        if largest.size < feasible_max:
             headroom = ", less the headroom"
         return MicroBatchChoice(
-            micro_batch_size=largest.micro_batch_size,
+            micro_batch_size=largest.size,
             reason=f"the largest that fits, {feasible_max}{headroom}",
         )
     good = [
         point
         for point in curve
-        if point.padded_tokens_per_s >= KNEE_SHARE * fastest.padded_tokens_per_s
+        if point.units_per_s >= KNEE_SHARE * fastest.units_per_s
     ]
-    chosen = min(good, key=lambda point: point.micro_batch_size)
+    chosen = min(good, key=lambda point: point.size)
     return MicroBatchChoice(
-        micro_batch_size=chosen.micro_batch_size,
+        micro_batch_size=chosen.size,
         reason=(
-            f"{in_words(chosen.micro_batch_size)} is the smallest within"
+            f"{in_words(chosen.size)} is the smallest within"
             f" {1 - KNEE_SHARE:.0%} of the best throughput;"
-            f" {in_words(largest.micro_batch_size)} would have {1 / ratio:.2f} times as"
+            f" {in_words(largest.size)} would have {1 / ratio:.2f} times as"
             f" much; {feasible_max} is the largest that fits"
         ),
     )
@@ -149,8 +149,8 @@ def choose_by_throughput(
 
 def _overlap(faster: CurvePoint, slower: CurvePoint) -> bool:
     """Return whether noise may explain that one point is faster than another."""
-    low = faster.padded_rate.low
-    high = slower.padded_rate.high
+    low = faster.rate.low
+    high = slower.rate.high
     return low is not None and high is not None and high >= low
 
 
@@ -166,9 +166,9 @@ def measured_splits(
     """
     if not curve:
         return []
-    points = sorted(curve, key=lambda point: point.micro_batch_size)
+    points = sorted(curve, key=lambda point: point.size)
     steps = _predicted_steps(points, max(global_batch_size, ranks), ranks)
-    return _measured_steps(steps, {point.micro_batch_size for point in points})
+    return _measured_steps(steps, {point.size for point in points})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +197,9 @@ def _predicted_step(
         ranks: Ranks that train together.
     """
     split = split_global_batch(global_batch_size, size, ranks)
-    measured_sizes = [point.micro_batch_size for point in points]
+    measured_sizes = [point.size for point in points]
     # Sequences over positions per second: seconds, divided by positions of a sequence.
-    measured_times = [
-        point.micro_batch_size / point.padded_tokens_per_s for point in points
-    ]
+    measured_times = [point.size / point.units_per_s for point in points]
     micro_batch_time = np.interp(split.micro_batch_size, measured_sizes, measured_times)
     return PredictedStep(
         size=size,
@@ -216,7 +214,7 @@ def _predicted_steps(
     """Predict the steps of all sizes up to the largest of the curve."""
     return [
         _predicted_step(points, size, global_batch_size, ranks)
-        for size in range(1, points[-1].micro_batch_size + 1)
+        for size in range(1, points[-1].size + 1)
     ]
 
 

@@ -224,7 +224,7 @@ def _rate_of_probe(profile: Profile) -> Rate | None:
     point = probe.expected_throughput(profile.train.micro_batch_size)
     if point is None:
         return None
-    interval = point.padded_rate.scaled(non_padding_share)
+    interval = point.rate.scaled(non_padding_share)
     return Rate(
         estimate=estimate_from_bounds(interval, point.timed_steps),
         interval=interval,

@@ -126,9 +126,9 @@ def _unfounded_step_rates(
     if probe.sustained is not None:
         points.append(probe.sustained)
     for point in points:
-        rates = _padded_rates(_steps(records, point.micro_batch_size))
-        if not _is_among(point.padded_tokens_per_s, rates):
-            yield f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
+        rates = _padded_rates(_steps(records, point.size))
+        if not _is_among(point.units_per_s, rates):
+            yield f"evidence.probe.curve at micro-batch size {point.size}"
 
 
 def _padded_rates(steps: Iterable[StepFigures]) -> list[float]:

@@ -116,8 +116,8 @@ def _probe_rates(profile: Profile) -> Iterator[_TokenRate]:
         points.append(probe.sustained)
     for point in points:
         yield _TokenRate(
-            name=f"micro-batch size {point.micro_batch_size}",
-            tokens_per_s=point.padded_tokens_per_s,
+            name=f"micro-batch size {point.size}",
+            tokens_per_s=point.units_per_s,
             ranks=probe.local_ranks,
             number_format=_profile_format(profile),
         )

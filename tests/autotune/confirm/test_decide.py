@@ -23,8 +23,8 @@ def curve_of(rates):
     """Return a curve with these rates by micro-batch size, of sequences of 512."""
     return [
         CurvePoint(
-            micro_batch_size=size,
-            padded_tokens_per_s=rate,
+            size=size,
+            units_per_s=rate,
             step_s=512 * size / rate,
             timed_steps=4,
         )

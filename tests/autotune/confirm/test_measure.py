@@ -75,8 +75,8 @@ def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitR
     """Return a measurement of the simulated sizes, the chosen one first."""
     curve = [
         CurvePoint(
-            micro_batch_size=size,
-            padded_tokens_per_s=rate,
+            size=size,
+            units_per_s=rate,
             step_s=SEQ_LENGTH_TOKENS * size / rate,
             timed_steps=4,
         )

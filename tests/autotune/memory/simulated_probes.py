@@ -168,4 +168,4 @@ def verified_sizes(evidence: ProbeEvidence) -> tuple[int, int | None]:
 
 def sizes_of_curve(evidence: ProbeEvidence) -> list[int]:
     """Return the micro-batch sizes of the throughput curve."""
-    return [point.micro_batch_size for point in evidence.curve]
+    return [point.size for point in evidence.curve]

@@ -79,15 +79,11 @@ def test_chosen_size_is_timed_for_a_minute(probe):
 
     machine = FakeMachine(simulate_warm_gpu)
     evidence = probe(machine, settings=ON_GPU, trial_timeout_s=600)
-    cold = next(
-        point for point in evidence.curve if point.micro_batch_size == probe.chosen_size
-    )
+    cold = next(point for point in evidence.curve if point.size == probe.chosen_size)
     sustained = evidence.sustained
     assert sustained.timed_steps * sustained.step_s >= 60
     assert sustained.micro_batch_size == probe.chosen_size
-    assert sustained.padded_tokens_per_s == pytest.approx(
-        cold.padded_tokens_per_s / slowdown
-    )
+    assert sustained.units_per_s == pytest.approx(cold.units_per_s / slowdown)
 
 
 def test_pretended_gpu_measures_no_throughput(probe):

@@ -18,12 +18,12 @@ def curve_of(rates, half_width=None):
             low, high = rate * (1 - half_width), rate * (1 + half_width)
         points.append(
             CurvePoint(
-                micro_batch_size=size,
-                padded_tokens_per_s=rate,
+                size=size,
+                units_per_s=rate,
                 step_s=1.0,
                 timed_steps=4,
-                padded_tokens_per_s_low=low,
-                padded_tokens_per_s_high=high,
+                units_per_s_low=low,
+                units_per_s_high=high,
             )
         )
     return points
@@ -46,8 +46,8 @@ def kernels_of(tokens, **seconds):
 def test_finds_the_deepest_dip():
     # Measured on an H100: bert-120m at 64, 256 and 440 sequences of 512.
     dip = deepest_dip(curve_of({64: 589_900.0, 256: 538_400.0, 440: 608_716.0}))
-    assert dip.smaller.micro_batch_size == 64
-    assert dip.larger.micro_batch_size == 256
+    assert dip.smaller.size == 64
+    assert dip.larger.size == 256
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def probed(**evidence_changes):
     base = example_profile()
     curve = [
         CurvePoint(
-            micro_batch_size=size,
-            padded_tokens_per_s=1.0,
+            size=size,
+            units_per_s=1.0,
             step_s=0.002 + 0.01 * size,
             timed_steps=4,
         )

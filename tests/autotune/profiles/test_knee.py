@@ -6,9 +6,7 @@ from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.knee import knee_interval
 
 WITHOUT_BOUNDS = [
-    CurvePoint(
-        micro_batch_size=size, padded_tokens_per_s=rate, step_s=1.0, timed_steps=4
-    )
+    CurvePoint(size=size, units_per_s=rate, step_s=1.0, timed_steps=4)
     for size, rate in ((1, 50.0), (2, 100.0))
 ]
 """Curve of steps that show no spread."""
@@ -18,10 +16,10 @@ def noisy_curve(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
     """Return the curve with these bounds of rates by micro-batch size."""
     return [
         CurvePoint(
-            micro_batch_size=size,
-            padded_tokens_per_s=(low * high) ** 0.5,
-            padded_tokens_per_s_low=low,
-            padded_tokens_per_s_high=high,
+            size=size,
+            units_per_s=(low * high) ** 0.5,
+            units_per_s_low=low,
+            units_per_s_high=high,
             step_s=1.0,
             timed_steps=4,
         )

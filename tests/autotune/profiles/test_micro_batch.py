@@ -32,9 +32,7 @@ curves = st.dictionaries(st.integers(1, 40), st.floats(10, 100), min_size=1, max
 def curve_of(rates: Rates) -> list[CurvePoint]:
     """Return the curve with these rates by micro-batch size."""
     return [
-        CurvePoint(
-            micro_batch_size=size, padded_tokens_per_s=rate, step_s=1.0, timed_steps=4
-        )
+        CurvePoint(size=size, units_per_s=rate, step_s=1.0, timed_steps=4)
         for size, rate in rates.items()
     ]
 

@@ -21,7 +21,7 @@ PROBED_MICRO_BATCH_SIZE = 64
 def probed_point(profile: Profile):
     """Return the point of the probe's curve at the profile's micro-batch size."""
     for point in profile.evidence.probe.curve:
-        if point.micro_batch_size == PROBED_MICRO_BATCH_SIZE:
+        if point.size == PROBED_MICRO_BATCH_SIZE:
             return point
     raise AssertionError(f"no point at micro-batch size {PROBED_MICRO_BATCH_SIZE}")
 
@@ -45,15 +45,9 @@ def test_rate_of_probe_counts_non_padding_tokens():
     profile = add_evidence(probe=True)
     point = probed_point(profile)
     interval = tuned_rate(profile).interval
-    assert interval.value == pytest.approx(
-        NON_PADDING_SHARE * point.padded_tokens_per_s
-    )
-    assert interval.low == pytest.approx(
-        NON_PADDING_SHARE * point.padded_tokens_per_s_low
-    )
-    assert interval.high == pytest.approx(
-        NON_PADDING_SHARE * point.padded_tokens_per_s_high
-    )
+    assert interval.value == pytest.approx(NON_PADDING_SHARE * point.units_per_s)
+    assert interval.low == pytest.approx(NON_PADDING_SHARE * point.units_per_s_low)
+    assert interval.high == pytest.approx(NON_PADDING_SHARE * point.units_per_s_high)
     assert interval.confidence == 0.95
 
 

@@ -133,7 +133,7 @@ def test_names_unfounded_memory_figure(figures, unfounded):
 
 def test_names_rate_of_curve_without_trial():
     # Size 2 was measured at 900 tokens/s.
-    point = EXAMPLE_PROBE.curve[1].model_copy(update={"padded_tokens_per_s": 901.0})
+    point = EXAMPLE_PROBE.curve[1].model_copy(update={"units_per_s": 901.0})
     profile = with_probe(resting_on(EXAMPLE), curve=[point])
     assert check_trial_log(profile, EXAMPLE).unfounded == (
         "evidence.probe.curve at micro-batch size 2",

@@ -272,7 +272,7 @@ IMPOSSIBLE_BYTES_PER_S = 1e13
         pytest.param(
             "probe",
             "curve",
-            {"padded_tokens_per_s": IMPOSSIBLE_TOKENS_PER_S},
+            {"units_per_s": IMPOSSIBLE_TOKENS_PER_S},
             id="probe",
         ),
         pytest.param(

@@ -104,7 +104,7 @@ def _best_size(profile: Profile, probe: ProbeEvidence) -> int | None:
 
 def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFigure]:
     """Yield the throughput to expect at a micro-batch size, and at the fastest one."""
-    curve = {point.micro_batch_size: point for point in probe.curve}
+    curve = {point.size: point for point in probe.curve}
     points = (probe.expected_throughput(size), curve.get(size), _fastest(probe))
     # The throughput to expect may be that of a warm GPU. Equal points are shown once.
     for point in dict.fromkeys(points):
@@ -112,8 +112,8 @@ def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFig
             continue
         part = "sustained" if point is probe.sustained else "curve"
         yield figure(
-            f"tokens/s with padding at micro-batch size {point.micro_batch_size}",
-            point.padded_rate,
+            f"tokens/s with padding at micro-batch size {point.size}",
+            point.rate,
             "tokens/s",
             f"evidence.probe.{part}",
             n=point.timed_steps,
@@ -122,7 +122,7 @@ def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFig
 
 def _fastest(probe: ProbeEvidence) -> CurvePoint | None:
     """Return the point of the curve with the most tokens/s; None without a curve."""
-    return max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
+    return max(probe.curve, key=lambda point: point.units_per_s, default=None)
 
 
 def _memory_figures(
@@ -179,16 +179,16 @@ def _other_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[
     global_batch_size = max(profile.train.global_batch_size, ranks)
     split = split_global_batch(global_batch_size, size, ranks)
     for point in probe.curve:
-        other_size = point.micro_batch_size
+        other_size = point.size
         if other_size == size:
             continue
         if split_global_batch(global_batch_size, other_size, ranks) == split:
             yield f"{other_size}: the same split, {split.words(ranks)}"
-        elif other_size == fastest.micro_batch_size:
+        elif other_size == fastest.size:
             yield f"{other_size}: the highest rate"
         else:
-            share = point.padded_tokens_per_s / fastest.padded_tokens_per_s
-            yield f"{other_size}: {share:.1%} of the rate at {fastest.micro_batch_size}"
+            share = point.units_per_s / fastest.units_per_s
+            yield f"{other_size}: {share:.1%} of the rate at {fastest.size}"
 
 
 def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:

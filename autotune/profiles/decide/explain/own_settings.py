@@ -94,10 +94,10 @@ def _rate_figures(
     """Yield the throughput at a size, if it was measured."""
     subject = profile.subject
     for point in probe.curve:
-        if point.micro_batch_size == value:
+        if point.size == value:
             yield figure(
-                f"{subject.unit}/s at {subject.size_words(point.micro_batch_size)}",
-                point.padded_rate,
+                f"{subject.unit}/s at {subject.size_words(point.size)}",
+                point.rate,
                 "count",
                 "evidence.probe.curve",
                 n=point.timed_steps,

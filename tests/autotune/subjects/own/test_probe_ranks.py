@@ -66,7 +66,7 @@ def test_throughput_is_that_of_all_ranks(own_code):
     )
     point = probe.curve[-1]
     assert point.micro_batch_size == 8
-    assert point.padded_tokens_per_s == pytest.approx(RANKS * 8 / point.step_s)
+    assert point.units_per_s == pytest.approx(RANKS * 8 / point.step_s)
 
 
 def test_failing_rank_is_named(own_code):

@@ -97,7 +97,7 @@ def _expected_rate(probed: ProbedModel) -> str | None:
     """Return the throughput to expect of the chosen micro-batch, in tokens/s."""
     size = probed.profile.train.micro_batch_size
     expected = probed.evidence.expected_throughput(size)
-    return format_count(expected.padded_tokens_per_s if expected else None)
+    return format_count(expected.units_per_s if expected else None)
 
 
 def _predicted_peak(probed: ProbedModel) -> str | None:
