@@ -15,6 +15,7 @@ from autotune.speed.decide import (
     predict_speed,
 )
 from autotune.speed.jobs import count_kernels
+from autotune.speed.jobs import measure_rates as measuring
 from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
 from autotune.speed.values import Kernel, MachineRates, StepWork
 from autotune.subjects.mlm.jobs import measure_rates as job
@@ -289,7 +290,7 @@ def quick(monkeypatch):
         "_CPU_LAYERS": ((32, 64),),
         "REPEATS": 1,
     }.items():
-        monkeypatch.setattr(job, name, value)
+        monkeypatch.setattr(measuring, name, value)
     monkeypatch.setattr(torch, "compile", lambda function: function)
 
 
