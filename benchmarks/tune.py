@@ -34,11 +34,11 @@ from typing import Any
 import optuna
 
 from autotune.machine.host import SystemHost
+from autotune.sampler.decide.discrete_space import values_in
+from autotune.sampler.pairwise_effects import PairwiseEffectsSampler
 from autotune.search.configuration import Configuration
-from autotune.search.decide.discrete_space import values_in
 from autotune.search.measure import Exploration
 from autotune.search.request import ExploreRequest
-from autotune.search.sampler import PairwiseEffectsSampler
 from autotune.search.verification import confirm
 from autotune.search.windows import StepWindows
 from autotune.subjects.mlm.settings import (

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autotune.sampler.decide.discrete_space import values_in
+from autotune.sampler.decide.effects_model import Evaluation
 from autotune.search.configuration import Configuration
 from autotune.search.decide.configuration_space import without_size
-from autotune.search.decide.discrete_space import values_in
-from autotune.search.decide.effects_model import Evaluation
 from autotune.search.decide.search_state import (
     LEAST_IMPROVEMENT,
     RatedWindow,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-    from autotune.search.sampler import PairwiseEffectsSampler
+    from autotune.sampler.pairwise_effects import PairwiseEffectsSampler
 
 TOGETHER = 3
 """Number of configurations that are proposed at once and share one window of the
@@ -123,7 +123,7 @@ class Exploration:
 
     def __post_init__(self) -> None:
         # Imported when used, because Optuna is slow to import.
-        from autotune.search.sampler import PairwiseEffectsSampler
+        from autotune.sampler.pairwise_effects import PairwiseEffectsSampler
 
         request = self.request
         self.timer = Rounds(runner=self.runner)

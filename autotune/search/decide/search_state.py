@@ -4,19 +4,19 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.search.configuration import Configuration
-from autotune.search.decide.configuration_space import without_size
-from autotune.search.decide.discrete_space import (
+from autotune.sampler.decide.discrete_space import (
     Codes,
     DiscreteSpace,
     space_of,
     values_in,
 )
-from autotune.search.decide.effects_model import Observation, Posterior, posterior
-from autotune.search.decide.improvement import (
+from autotune.sampler.decide.effects_model import Observation, Posterior, posterior
+from autotune.sampler.decide.improvement import (
     expected_gain_over,
     expected_improvement,
 )
+from autotune.search.configuration import Configuration
+from autotune.search.decide.configuration_space import without_size
 from autotune.subjects.searched_settings import SearchedSettings, value_words
 from autotune.subjects.subject import Argument
 from autotune.trials.outcomes import Contaminated, Outcome, OutOfMemory, describe

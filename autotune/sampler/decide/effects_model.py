@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.search.decide.discrete_space import Codes, DiscreteSpace, Float64
+from autotune.sampler.decide.discrete_space import Codes, DiscreteSpace, Float64
 
 LEVEL_VARIANCE = 4.0
 """Prior variance of the constant, large because it is unknown."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.decide.discrete_space import space_of, values_in
+from autotune.sampler.decide.discrete_space import space_of, values_in
 
 VALUES = st.dictionaries(
     st.sampled_from("abcd"),

@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from autotune.search.decide.discrete_space import Float64
-from autotune.search.decide.effects_model import Posterior
+from autotune.sampler.decide.discrete_space import Float64
+from autotune.sampler.decide.effects_model import Posterior
 
 _LEAST_VARIANCE = 1e-12
 """Variance below which rounding dominates."""

@@ -25,15 +25,15 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.decide.discrete_space import space_of
-from autotune.search.decide.effects_model import (
+from autotune.sampler.decide.discrete_space import space_of
+from autotune.sampler.decide.effects_model import (
     EFFECT_SIGMAS,
     Evaluation,
     Observation,
     Posterior,
     posterior,
 )
-from autotune.search.decide.improvement import (
+from autotune.sampler.decide.improvement import (
     augmented_expected_improvement,
     expected_improvement,
 )
@@ -80,7 +80,7 @@ class PairwiseEffectsSampler(BaseSampler):
     expensive::
 
         import optuna
-        from autotune.search.sampler import PairwiseEffectsSampler
+        from autotune.sampler.pairwise_effects import PairwiseEffectsSampler
 
         def tokens_per_s(trial: optuna.Trial) -> float:
             precision = trial.suggest_categorical("precision", ["fp32", "bf16"])

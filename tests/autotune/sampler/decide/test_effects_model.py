@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from autotune.search.decide import effects_model
-from autotune.search.decide.discrete_space import LENGTH_SCALE_DOUBLINGS, space_of
-from autotune.search.decide.effects_model import Observation, posterior
+from autotune.sampler.decide import effects_model
+from autotune.sampler.decide.discrete_space import LENGTH_SCALE_DOUBLINGS, space_of
+from autotune.sampler.decide.effects_model import Observation, posterior
 
 VALUES = {
     "precision": ("fp32", "bf16"),

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.decide.discrete_space import space_of
-from autotune.search.decide.effects_model import Observation, posterior
-from autotune.search.decide.improvement import (
+from autotune.sampler.decide.discrete_space import space_of
+from autotune.sampler.decide.effects_model import Observation, posterior
+from autotune.sampler.decide.improvement import (
     augmented_expected_improvement,
     expected_gain_over,
     expected_improvement,

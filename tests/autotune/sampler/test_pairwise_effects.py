@@ -14,7 +14,7 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState
 
-from autotune.search.sampler import MAX_VALUES, PairwiseEffectsSampler
+from autotune.sampler.pairwise_effects import MAX_VALUES, PairwiseEffectsSampler
 
 SPACE = {
     "precision": CategoricalDistribution(("fp32", "bf16")),
