@@ -10,7 +10,7 @@ from trainer.formats.tables import StrictTable
 
 BATCHES = "batches"
 """Unit of the rates of a step that does not count its work."""
-_VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
+VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
 """Words for users, by verdict."""
 
 
@@ -45,7 +45,7 @@ class WorkersRow(RatioBounds):
     @property
     def verdict_words(self) -> str:
         """Verdict in the words that users read."""
-        return _VERDICT_WORDS[self.verdict]
+        return VERDICT_WORDS[self.verdict]
 
     @property
     def ratio(self) -> Interval:
@@ -78,6 +78,11 @@ class JointChoice(RatioBounds):
     def ratio(self) -> Interval:
         """Ratio to workers alone with its bounds."""
         return self.bounded(self.ratio_to_workers_alone)
+
+    @property
+    def result_words(self) -> str:
+        """Whether the settings were adopted, in the words that users read."""
+        return "adopted" if self.adopted else "not faster at 98 % confidence"
 
     @property
     def settings(self) -> dict[str, int | bool]:

@@ -17,7 +17,7 @@ Functions import Optuna when they are called, because the import is slow.
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -69,6 +69,28 @@ class TuningStudy:
     """The study itself, for visualisation."""
     file: Path | None = None
     """File of the study; None if it is in memory."""
+    _running: "dict[int, optuna.Trial]" = field(default_factory=dict)
+    """Trials that have begun and not ended, by number."""
+
+    def note(self, attributes: Mapping[str, object]) -> None:
+        """Set attributes of the whole study, such as its upper bound.
+
+        Raises:
+            BadInput: If the study's file cannot be written.
+        """
+        with _translated(self.file):
+            for name, attribute in attributes.items():
+                if attribute is not None:
+                    self.study.set_user_attr(name, attribute)
+
+    def name_metric(self, name: str) -> None:
+        """Name the value of trials, if its unit is known only after the first one.
+
+        Raises:
+            BadInput: If the study's file cannot be written.
+        """
+        with _quiet_optuna(), _translated(self.file):
+            self.study.set_metric_names([name])
 
     def ask(
         self,
@@ -87,7 +109,18 @@ class TuningStudy:
         with _translated(self.file):
             if params is not None:
                 self.study.enqueue_trial(dict(params))
-            return self.study.ask(distributions_of(values))
+            trial = self.study.ask(distributions_of(values))
+        self._running[trial.number] = trial
+        return trial
+
+    def report(self, trial: "optuna.Trial", value: float, step: int) -> None:
+        """Add an intermediate value, such as of one of several windows.
+
+        Raises:
+            BadInput: If the study's file cannot be written.
+        """
+        with _translated(self.file):
+            trial.report(value, step)
 
     def tell(
         self,
@@ -111,6 +144,7 @@ class TuningStudy:
         """
         from optuna.trial import TrialState
 
+        self._running.pop(trial.number, None)
         with _translated(self.file):
             for name, attribute in (attributes or {}).items():
                 if attribute is not None:
@@ -124,13 +158,14 @@ class TuningStudy:
             ended = TrialState.PRUNED if state == "pruned" else TrialState.FAIL
             self.study.tell(trial, state=ended)
 
-    def fail_running(self) -> None:
-        """End the trials that are running as failed, after an interruption."""
-        from optuna.trial import TrialState
+    def fail_running(self, outcome: str = "interrupted") -> None:
+        """End the trials that are running as failed.
 
-        for running in self.study.get_trials(states=(TrialState.RUNNING,)):
-            with _translated(self.file):
-                self.study.tell(running.number, state=TrialState.FAIL)
+        Args:
+            outcome: Why they have no result, in words.
+        """
+        for trial in list(self._running.values()):
+            self.tell(trial, state="failed", attributes={"outcome": outcome})
 
 
 def open_study(

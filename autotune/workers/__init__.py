@@ -9,6 +9,7 @@ Begin with ``decide.worker_count``, the rule that chooses the count and the wind
 measure next. ``measure`` applies it, ``windows`` makes the trial of a window from a
 subject, and ``jobs.window`` runs it in the child process. ``stage`` is the whole phase.
 If no number of workers suffices, ``joint_search`` also tries prefetching and pinning,
-as far as the loader takes them. ``workers_evidence`` makes a table of the profile from
+as far as the loader takes them. Both are trials of the Optuna study of
+``loader_study``. ``workers_evidence`` makes a table of the profile from
 a finished sweep.
 """

@@ -241,4 +241,5 @@ def sweep_on(
         )
         runner.budget_ends_s = request.budget_ends_s
         windows = windows_of_code(subject, choice, request, bench)
-        return sweep_workers(windows, runner, bench.site), runner
+        study_name = f"{path.stem}: workers"
+        return sweep_workers(windows, runner, bench.site, study_name), runner

@@ -1,65 +1,43 @@
-"""Joint search over workers, prefetching and pinning by Optuna's TPE.
+"""Joint search over workers, prefetching and pinning.
 
-It runs if no number of workers alone is sufficient. Settings are tried in windows next
-to cached batches; then rounds of windows compare the best ones with workers alone.
+It runs if no number of workers alone is sufficient. Our sampler proposes settings for
+the study of the sweep; each is tried in a window next to one of workers alone. Then
+rounds of windows compare the best settings with workers alone.
 """
 
+import itertools
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
 from autotune.evidence.workers import JointChoice
+from autotune.subjects.subject import Argument
+from autotune.trials.job_figures import WindowFigures
+from autotune.trials.study import distributions_of
 from autotune.workers.decide.count_statistics import FIRST_ROUNDS
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.dead_workers import WorkersDied
-from autotune.workers.decide.worker_count import WorkersChoice
-from autotune.workers.joint_study import loader_space, study_of
+from autotune.workers.decide.worker_count import WorkersChoice, ladder
+from autotune.workers.loader_study import RATIOS, evaluations_of
 from autotune.workers.measure import NamedWindow, WorkerSweep
-from autotune.workers.windows import (
-    TORCH_DEFAULTS,
-    LoaderSettings,
-    SubjectWindows,
-    settings_words,
-    window_trial,
-)
+from autotune.workers.windows import LoaderSettings, settings_words, window_trial
+
+if TYPE_CHECKING:
+    from autotune.sampler.pairwise_effects import PairwiseEffectsSampler
 
 MOST_TRIALS = 12
-"""Limit of settings that the search tries."""
+"""Limit of windows in which the search tries settings."""
 FEWEST_COMPARISON_ROUNDS = 2 * FIRST_ROUNDS
 """Fewest rounds that compare the best settings of the search with workers alone, twice
 as many as judge a number of workers."""
 MOST_COMPARISON_ROUNDS = 12
 """Limit of rounds that compare the best settings of the search with workers alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
-    """Window to measure."""
-
-    settings: LoaderSettings
-    """Loader settings of the window."""
-    cached: bool = False
-    """True to train on cached batches, without data loading."""
-
-    @property
-    def name(self) -> str:
-        """Name for people, unique in a round."""
-        if self.cached:
-            return "cached batches"
-        return settings_words(self.settings.arguments)
-
-
-def varied_settings(windows: SubjectWindows[Any]) -> frozenset[str]:
-    """Return the loader settings that a joint search varies besides the workers.
-
-    Pinned memory is only useful with a GPU.
-    """
-    if windows.device == "cuda" and windows.request.replayed_step_s is None:
-        return windows.varied
-    return windows.varied - {"pin_memory"}
+ALL_COUNTS = 16
+"""Numbers of workers up to which the search proposes each; of more it proposes those of
+the ladder and of the sweep."""
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
@@ -82,7 +60,7 @@ def search_joint(
     Args:
         sweep: Finished sweep.
         choice: Choice of the sweep.
-        trials: Number of settings to try, each in a window next to cached batches.
+        trials: Number of windows to try settings in, each next to workers alone.
 
     Returns:
         The result; None if the loader takes no other settings, if none ran, or if
@@ -92,120 +70,195 @@ def search_joint(
         OutOfTime: If a window is likely to end after the deadline.
         Undecided: If a window failed.
     """
-    if not varied_settings(sweep.windows):
+    if not sweep.windows.searched:
         return None
-    alone = _settings_alone(sweep, choice.workers)
-    ratios = _search(sweep, alone, trials)
-    tried = sum(len(ratios_of_settings) for ratios_of_settings in ratios.values())
-    others = [settings for settings in ratios if settings != alone]
-    if not others:
-        return None
-    candidate = max(others, key=lambda settings: statistics.fmean(ratios[settings]))
-    first_round = len(sweep.rounds) + tried
+    search = _JointSearch(sweep=sweep, chosen=choice.workers)
     try:
-        ratio = _compare(sweep, first_round, candidate, alone)
-    except WorkersDied:
-        # The candidate ran in the search, but is not safe to train with.
-        return None
-    return JointChoice(
-        trials=tried,
-        num_workers=candidate.num_workers,
-        prefetch_factor=candidate.arguments.get("prefetch_factor"),
-        pin_memory=candidate.pin_memory,
-        ratio_to_workers_alone=ratio.value,
-        ratio_low=ratio.low,
-        ratio_high=ratio.high,
-        adopted=ratio.low is not None and ratio.low > 1.0,
-    )
+        ratios = search.try_settings(trials)
+        if not ratios:
+            return None
+        candidate = max(ratios, key=lambda settings: statistics.fmean(ratios[settings]))
+        return search.compare(candidate)
+    finally:
+        sweep.study.study.fail_running()
 
 
-def _settings_alone(sweep: WorkerSweep, num_workers: int) -> LoaderSettings:
-    """Return the subject's loader settings with a number of workers."""
-    arguments = {**TORCH_DEFAULTS, **sweep.windows.loader.arguments}
-    varied = varied_settings(sweep.windows)
-    return LoaderSettings(
-        num_workers=num_workers, **{name: arguments[name] for name in varied}
-    )
+@dataclass(slots=True, kw_only=True)
+class _JointSearch:
+    """Search in progress."""
 
+    sweep: WorkerSweep
+    chosen: int
+    """Number of workers that the sweep chose."""
+    tried: int = 0
+    """Number of windows in which settings were tried."""
+    alone: LoaderSettings = field(init=False)
+    """Settings of workers alone, from which others differ."""
+    _unfit: list[LoaderSettings] = field(default_factory=list)
+    """Settings that would not fit into memory, but are not in the study yet."""
 
-def _search(
-    sweep: WorkerSweep, alone: LoaderSettings, trials: int
-) -> dict[LoaderSettings, list[float]]:
-    """Try settings, and return their ratios to cached batches.
+    def __post_init__(self) -> None:
+        study = self.sweep.study
+        chosen = LoaderSettings(num_workers=self.chosen)
+        self.alone = study.settings(study.params(chosen))
 
-    Settings whose workers die, or would not fit into memory, are left out.
+    def try_settings(self, trials: int) -> dict[LoaderSettings, list[float]]:
+        """Try settings, and return their ratios to workers alone, for each window.
 
-    Args:
-        sweep: Finished sweep.
-        alone: Settings of workers alone, which those to try are based on.
-        trials: Number of settings to try; the study may suggest some twice.
+        Settings whose workers die, or would not fit into memory, are left out.
+        """
+        study = self.sweep.study
+        sampler = self._sampler()
+        ratios: dict[LoaderSettings, list[float]] = {}
+        for _ in range(trials):
+            if self.sweep.time_is_over:
+                break
+            params = sampler.propose(study.study.study)
+            self._tell_unfit()
+            if params is None:
+                break
+            settings = study.settings(params)
+            trial = study.ask(settings)
+            try:
+                figures, alone = self._measure_next_to_alone(settings)
+            except WorkersDied as died:
+                study.fail(trial, str(died))
+                continue
+            self.tried += 1
+            ratio = figures.padded_units_per_s / alone.padded_units_per_s
+            ratios.setdefault(settings, []).append(ratio)
+            study.tell(
+                trial,
+                [figures],
+                phase="joint search",
+                **{"outcome": "measured", RATIOS: [ratio]},
+            )
+        return ratios
 
-    Returns:
-        Ratio in each window of the settings, by settings.
-    """
-    # Imported when used, because the import is slow.
-    from optuna.trial import TrialState
+    def compare(self, candidate: LoaderSettings) -> JointChoice | None:
+        """Interleave windows of a candidate and of workers alone, and choose.
 
-    varied = varied_settings(sweep.windows)
-    space = loader_space(sweep.max_workers, varied)
-    study = study_of(sweep.runner.finished, sweep.max_workers, varied)
-    round_number = len(sweep.rounds)
-    ratios: dict[LoaderSettings, list[float]] = {}
-    for _ in range(trials):
-        if sweep.time_is_over:
-            break
-        trial = study.ask(fixed_distributions=space)
-        settings = replace(alone, **trial.params)
-        windows = (_Window(settings=alone, cached=True), _Window(settings=settings))
-        try:
-            _check_memory(sweep, settings)
-            cached_rate, rate = _rates(sweep, round_number, windows)
-        except WorkersDied:
-            # By the forecast of memory, or in the window itself.
-            study.tell(trial, state=TrialState.FAIL)
-            continue
-        study.tell(trial, rate / cached_rate)
-        ratios.setdefault(settings, []).append(rate / cached_rate)
-        round_number += 1
-    return ratios
+        The rounds end when the settings differ at 98 % confidence, or when rounds or
+        time are used up.
 
+        Returns:
+            The choice; None if workers of the candidate died, which then is not safe to
+            train with.
+        """
+        study = self.sweep.study
+        trial = study.ask(candidate)
+        tried = self.tried
+        windows = []
+        pairs: list[tuple[float, float]] = []
+        while True:
+            try:
+                figures, alone = self._measure_next_to_alone(candidate)
+            except WorkersDied as died:
+                study.fail(trial, str(died))
+                return None
+            self.tried += 1
+            windows.append(figures)
+            pairs.append((figures.padded_units_per_s, alone.padded_units_per_s))
+            ratio = paired_ratio(pairs)
+            is_decided = len(pairs) >= FEWEST_COMPARISON_ROUNDS and _excludes_one(ratio)
+            is_last = len(pairs) >= MOST_COMPARISON_ROUNDS or self.sweep.time_is_over
+            if is_decided or is_last:
+                break
+        joint = JointChoice(
+            trials=tried,
+            num_workers=candidate.num_workers,
+            prefetch_factor=candidate.arguments.get("prefetch_factor"),
+            pin_memory=candidate.pin_memory,
+            ratio_to_workers_alone=ratio.value,
+            ratio_low=ratio.low,
+            ratio_high=ratio.high,
+            adopted=ratio.low is not None and ratio.low > 1.0,
+        )
+        attributes = {
+            "outcome": joint.result_words,
+            RATIOS: [rate / alone_rate for rate, alone_rate in pairs],
+        }
+        study.tell(trial, windows, phase="comparison", **attributes)
+        return joint
 
-def _check_memory(sweep: WorkerSweep, settings: LoaderSettings) -> None:
-    """Raise ``WorkersDied`` if the workers of these settings do not fit into memory."""
-    limits = sweep.limits
-    if settings.prefetch_factor is not None:
-        limits = replace(limits, prefetch_factor=settings.prefetch_factor)
-    shortage = limits.shortage(settings.num_workers, sweep.worker_bytes)
-    if shortage is not None:
-        raise WorkersDied(shortage)
+    def _sampler(self) -> "PairwiseEffectsSampler":
+        """Return the sampler, which also knows the windows of the sweep."""
+        # Imported when used, because Optuna is slow to import.
+        from autotune.sampler.pairwise_effects import PairwiseEffectsSampler
 
+        study = self.sweep.study
+        return PairwiseEffectsSampler(
+            space=distributions_of(study.values),
+            candidates=self._candidates(),
+            is_possible=self._is_possible,
+            reference=study.params(self.alone),
+            evaluations_of=evaluations_of,
+        )
 
-def _compare(
-    sweep: WorkerSweep,
-    first_round: int,
-    candidate: LoaderSettings,
-    alone: LoaderSettings,
-) -> Interval:
-    """Interleave windows of two settings, and return the ratio of their throughput.
+    def _candidates(self) -> list[dict[str, Argument]]:
+        """Return the settings to choose from, without those of workers alone."""
+        most = self.sweep.max_workers
+        counts = list(range(most + 1))
+        if len(counts) > ALL_COUNTS:
+            counts = sorted({*ladder(most), *self.sweep.counts})
+        study = self.sweep.study
+        alone = study.params(self.alone)
+        candidates: list[dict[str, Argument]] = []
+        for count in counts:
+            choices = dict(study.choices)
+            if count == 0 and "prefetch_factor" in alone:
+                # Without workers nothing is loaded ahead.
+                choices["prefetch_factor"] = (alone["prefetch_factor"],)
+            for values in itertools.product(*choices.values()):
+                others = dict(zip(choices, values, strict=True))
+                candidates.append({"num_workers": count, **others})
+        return [candidate for candidate in candidates if candidate != alone]
 
-    The rounds end when the settings differ at 98 % confidence, or when rounds or time
-    are used up.
+    def _is_possible(self, params: Mapping[str, Argument]) -> bool:
+        """Return whether workers with these settings are predicted to fit."""
+        settings = self.sweep.study.settings(params)
+        if self._shortage(settings) is None:
+            return True
+        self._unfit.append(settings)
+        return False
 
-    Args:
-        sweep: Finished sweep.
-        first_round: Number of the first round, after all rounds so far.
-        candidate: Settings whose throughput is divided by that of ``alone``.
-        alone: Settings of workers alone.
-    """
-    windows = (_Window(settings=candidate), _Window(settings=alone))
-    pairs: list[tuple[float, float]] = []
-    while True:
-        candidate_rate, alone_rate = _rates(sweep, first_round + len(pairs), windows)
-        pairs.append((candidate_rate, alone_rate))
-        ratio = paired_ratio(pairs)
-        is_decided = len(pairs) >= FEWEST_COMPARISON_ROUNDS and _excludes_one(ratio)
-        if is_decided or len(pairs) >= MOST_COMPARISON_ROUNDS or sweep.time_is_over:
-            return ratio
+    def _shortage(self, settings: LoaderSettings) -> str | None:
+        """Return why workers do not fit into memory; None if they do."""
+        limits = self.sweep.limits
+        if settings.prefetch_factor is not None:
+            limits = replace(limits, prefetch_factor=settings.prefetch_factor)
+        return limits.shortage(settings.num_workers, self.sweep.worker_bytes)
+
+    def _tell_unfit(self) -> None:
+        """Put settings that were predicted not to fit into the study."""
+        study = self.sweep.study
+        for settings in self._unfit:
+            study.fail(study.ask(settings), "predicted not to fit into memory")
+        self._unfit.clear()
+
+    def _measure_next_to_alone(
+        self, settings: LoaderSettings
+    ) -> tuple[WindowFigures, WindowFigures]:
+        """Return figures of a round with settings, and with workers alone.
+
+        Raises:
+            WorkersDied: If DataLoader workers of a window ran out of host memory.
+            OutOfTime: If a window is likely to end after the deadline.
+            Undecided: If a window failed.
+        """
+        # Rounds of the search follow those of the sweep.
+        number = len(self.sweep.rounds) + self.tried
+        compared = (settings, self.alone)
+        names = [settings_words(one.arguments) for one in compared]
+        windows = [
+            NamedWindow(
+                name=name,
+                trial=window_trial(self.sweep.windows, number, names, settings=one),
+            )
+            for name, one in zip(names, compared, strict=True)
+        ]
+        figures, alone = self.sweep.measure_windows(number, windows)
+        return figures, alone
 
 
 def _excludes_one(ratio: Interval) -> bool:
@@ -213,28 +266,3 @@ def _excludes_one(ratio: Interval) -> bool:
     if ratio.low is None or ratio.high is None:
         return False
     return not ratio.low <= 1.0 <= ratio.high
-
-
-def _rates(
-    sweep: WorkerSweep, round_number: int, windows: Sequence[_Window]
-) -> list[float]:
-    """Return units/s including padding of consecutive windows, in their order.
-
-    Raises:
-        WorkersDied: If DataLoader workers of a window ran out of host memory.
-        OutOfTime: If a window is likely to end after the deadline.
-        Undecided: If a window failed.
-    """
-    names = [window.name for window in windows]
-    named_windows = []
-    for window in windows:
-        trial = window_trial(
-            sweep.windows,
-            round_number,
-            names,
-            settings=window.settings,
-            cached=window.cached,
-        )
-        named_windows.append(NamedWindow(name=window.name, trial=trial))
-    figures_of_windows = sweep.measure_windows(round_number, named_windows)
-    return [figures.padded_units_per_s for figures in figures_of_windows]

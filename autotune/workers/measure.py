@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.errors import OutOfTime, Undecided
+from autotune.errors import AutotuneError, OutOfTime, Undecided
 from autotune.subjects.decide import window_failure
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured, Outcome, describe
@@ -28,6 +28,7 @@ from autotune.workers.decide.worker_count import (
     WorkersChoice,
     WorkersRule,
 )
+from autotune.workers.loader_study import LoaderStudy, open_loader_study
 from autotune.workers.windows import LoaderSettings, SubjectWindows, window_trial
 
 
@@ -53,6 +54,10 @@ class WorkerSweep:
     """Windows of the subject, with their time budget."""
     runner: TrialRunner
     """Runner of the windows, with their trial log."""
+    study_name: str = "workers"
+    """Name of the Optuna study; the request of the windows names its file."""
+    study: LoaderStudy = field(init=False)
+    """Study with a trial for each count."""
     rounds: list[dict[Count, WindowFigures]] = field(default_factory=list)
     """Figures of the complete rounds so far, by count."""
     max_workers: int = field(init=False)
@@ -67,6 +72,7 @@ class WorkerSweep:
     def __post_init__(self) -> None:
         self.measurement = Rounds(runner=self.runner)
         self.max_workers, self.max_workers_because = self.limits.max_workers()
+        self.study = open_loader_study(self.windows, self.study_name, self.max_workers)
 
     @property
     def budget_s(self) -> float:
@@ -87,13 +93,23 @@ class WorkerSweep:
             OutOfTime: If the deadline leaves no time for the first three rounds.
             Undecided: If a window failed.
         """
-        while not self.time_is_over:
-            next_rounds = self._rule().next_rounds()
-            if next_rounds is None:
-                break
-            self._measure_rounds(next_rounds)
-            self._limit_by_measured_memory()
-        return self._rule().choose()
+        choice = None
+        unmeasured = "interrupted"
+        try:
+            while not self.time_is_over:
+                next_rounds = self._rule().next_rounds()
+                if next_rounds is None:
+                    break
+                self._measure_rounds(next_rounds)
+                self._limit_by_measured_memory()
+            choice = self._rule().choose()
+            unmeasured = "no time was left"
+        except AutotuneError as error:
+            unmeasured = error.message
+            raise
+        finally:
+            self.study.end_counts(self.rounds, choice, unmeasured=unmeasured)
+        return choice
 
     @property
     def time_is_over(self) -> bool:
@@ -151,6 +167,8 @@ class WorkerSweep:
         names = [_window_name(count) for count in counts]
         windows = []
         for count, name in zip(counts, names, strict=True):
+            if count is not None:
+                self.study.begin_count(count)
             trial = window_trial(
                 self.windows,
                 round_number,
@@ -160,7 +178,9 @@ class WorkerSweep:
             )
             windows.append(NamedWindow(name=name, trial=trial))
         figures = self.measure_windows(round_number, windows)
-        return dict(zip(counts, figures, strict=True))
+        figures_by_count = dict(zip(counts, figures, strict=True))
+        self.study.report_round(round_number, figures_by_count)
+        return figures_by_count
 
     def measure_windows(
         self, round_number: int, windows: Sequence[NamedWindow]
@@ -233,6 +253,7 @@ class WorkerSweep:
                     "Request more memory for the job, or set a smaller --max-workers."
                 ),
             ) from died
+        self.study.fail_count(largest_count, str(died))
         self.max_workers = self._largest_tried
         self.max_workers_because = str(died)
 

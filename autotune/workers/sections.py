@@ -336,9 +336,8 @@ def _grows_with_workers(evidence: WorkersEvidence) -> bool:
 
 def _joint_line(joint: JointChoice) -> str:
     ratio = format_windows(joint.ratio, format_times)
-    result = "adopted" if joint.adopted else "not faster at 98 % confidence"
     return (
         f"joint search over workers, prefetching and pinning ({joint.trials}"
         f" trials): {settings_words(joint.settings)}:"
-        f" {ratio} the throughput of the best num_workers alone, {result}"
+        f" {ratio} the throughput of the best num_workers alone, {joint.result_words}"
     )

@@ -7,11 +7,7 @@ from autotune.errors import BadInput, OutOfTime
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.trials.runner import TrialRunner
-from autotune.workers.joint_search import (
-    gap_remains,
-    search_joint,
-    varied_settings,
-)
+from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import WorkerSweep
 from autotune.workers.windows import SubjectWindows
 from autotune.workers.workers_evidence import workers_evidence
@@ -21,7 +17,10 @@ EXPECTED_TRIALS = 24
 
 
 def sweep_workers(
-    windows: SubjectWindows[Any], runner: TrialRunner, site: MeasuredDevice
+    windows: SubjectWindows[Any],
+    runner: TrialRunner,
+    site: MeasuredDevice,
+    study_name: str,
 ) -> WorkersEvidence:
     """Find the smallest sufficient number of workers of a subject's loader.
 
@@ -31,6 +30,7 @@ def sweep_workers(
         windows: Windows of the subject, with their time budget.
         runner: Runner of the windows, with their trial log.
         site: The measured machine.
+        study_name: Name of the Optuna study of the sweep.
 
     Raises:
         OutOfTime: If the deadline leaves no time for the first three rounds.
@@ -40,7 +40,7 @@ def sweep_workers(
     warning = windows.limits.warning()
     if warning is not None:
         sys.stderr.write(f"warning: {warning}\n")
-    sweep = WorkerSweep(windows=windows, runner=runner)
+    sweep = WorkerSweep(windows=windows, runner=runner, study_name=study_name)
     choice = sweep.run()
     joint = None
     if gap_remains(choice) and not sweep.time_is_over:
@@ -52,7 +52,7 @@ def sweep_workers(
             pass
         except BadInput as error:
             # The loader ran with as many workers, and failed with another setting.
-            varied = " and ".join(sorted(varied_settings(windows)))
+            varied = " and ".join(sorted(windows.searched))
             sys.stderr.write(
                 f"warning: the search of {varied} ended early: {error.message}\n"
             )

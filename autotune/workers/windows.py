@@ -80,6 +80,16 @@ class SubjectWindows(Generic[SubjectT]):
     windows read from the same storage."""
 
     @property
+    def searched(self) -> frozenset[str]:
+        """Settings that a joint search varies besides the number of workers.
+
+        Pinned memory is only useful with a GPU.
+        """
+        if self.device == "cuda" and self.request.replayed_step_s is None:
+            return self.varied
+        return self.varied - {"pin_memory"}
+
+    @property
     def loader(self) -> Call:
         """The call that builds the subject's loader."""
         call = self.subject.loader(self.choice)

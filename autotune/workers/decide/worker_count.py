@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autotune.base.interval import Interval
+from autotune.evidence.workers import VERDICT_WORDS
 from autotune.workers.decide.count_reasons import (
     reason_against_next_smaller,
     reason_for,
@@ -69,6 +70,10 @@ class WorkersChoice:
     next_smaller: str | None
     """Result of the next smaller count that was measured, in words; None if there is
     none."""
+
+    def verdict_words(self, count: int) -> str:
+        """Return the verdict on a count in the words that users read."""
+        return VERDICT_WORDS[self.verdicts[count]]
 
 
 def ladder(max_count: int) -> list[int]:

@@ -46,6 +46,12 @@ def prefetching_is_useless(data) -> float:
     return 0.2 * data.num_workers + 0.01
 
 
+def loader_arguments(measured: dict) -> dict:
+    """Return the loader settings of a window's measured input."""
+    names = ("num_workers", "prefetch_factor", "pin_memory")
+    return {name: measured["loader"]["arguments"][name] for name in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointSearch:
     """A joint search after a sweep of at most three workers, with its result."""
@@ -150,13 +156,16 @@ def test_joint_search_leaves_the_sweep_as_it_was(unsuccessful):
     assert after.choice == swept.choice
 
 
-def test_joint_search_pairs_trials_with_cached_batches(unsuccessful):
+def test_joint_search_pairs_trials_with_workers_alone(unsuccessful):
     first_round = len(unsuccessful.sweep.rounds)
+    alone = {"num_workers": 3, "prefetch_factor": 2, "pin_memory": True}
     for number in range(FEW_TRIALS):
-        first, second = unsuccessful.measured[2 * number : 2 * number + 2]
-        assert {first["cached"], second["cached"]} == {True, False}
+        windows = unsuccessful.measured[2 * number : 2 * number + 2]
+        settings = [loader_arguments(window) for window in windows]
+        assert not any(window["cached"] for window in windows)
+        assert settings.count(alone) == 1
         # Rounds of the search follow those of the sweep.
-        assert first["round"] == second["round"] == first_round + number
+        assert {window["round"] for window in windows} == {first_round + number}
 
 
 def test_joint_search_skips_settings_that_exceed_memory(tmp_path):

@@ -35,7 +35,8 @@ def count_workers(
     windows = _windows_of(bench, stored, request)
     model = windows.subject.config.model
     with bench.phase("workers", stored.path, model, request, EXPECTED_TRIALS) as runner:
-        evidence = sweep_workers(windows, runner, bench.site)
+        study_name = f"{stored.path.stem}: workers"
+        evidence = sweep_workers(windows, runner, bench.site, study_name)
     profile = add_workers(stored.profile, evidence, runner)
     write_atomically(stored.path, profile_to_toml(profile))
     return evidence
