@@ -190,3 +190,17 @@ class ProbeEvidence(StrictTable):
             if point is not None and point.size == size:
                 return point
         return None
+
+    def step_s_at(self, size: int) -> float | None:
+        """Return the seconds of a step of one micro-batch of a size.
+
+        Returns:
+            The seconds; None if the size was not timed.
+        """
+        point = self.expected_throughput(size)
+        if point is not None:
+            return point.step_s
+        for row in self.sizes:
+            if row.size == size and row.step_s is not None:
+                return row.step_s
+        return None

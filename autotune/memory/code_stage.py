@@ -1,6 +1,6 @@
 """Probe of a step of yours, from request to written profile."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
@@ -62,6 +62,8 @@ class StepProbe:
     """Ranks of this node that take the steps together; None for one."""
     measures_throughput: bool = True
     """False to search for the largest size alone."""
+    study_file: Path | None = None
+    """File to which the probe writes its Optuna study; None for no file."""
 
 
 def probe_own(
@@ -129,7 +131,10 @@ def run_probe(
         )
         runner.budget_ends_s = ends_s
         size, evidence = probe_subject(
-            size_probe_of(bench, probe, budget, ranks),
+            replace(
+                size_probe_of(bench, probe, budget, ranks),
+                study_name=f"{path.stem}: probe",
+            ),
             runner,
             bench.site.host.ram_available_bytes,
         )
@@ -175,6 +180,7 @@ def size_probe_of(
         contents=probe.contents,
         starts_at_most=probe.starts_at_most,
         measures_throughput=probe.measures_throughput,
+        study_file=probe.study_file,
         source_sha256=bench.sources["step"],
         directory=str(bench.directory.resolve()),
         in_this_process=bench.in_this_process,

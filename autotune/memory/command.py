@@ -38,6 +38,7 @@ _OWN_STEP_OPTIONS = frozenset(
         "device",
         "out",
         "time_limit_s",
+        "study_file",
         "slurm",
         "wait",
         "dry_run",
@@ -160,6 +161,7 @@ def probe(
     contents: ContentsAt = "largest",
     time_limit_s: Annotated[float | None, opt.time_limit("none")] = None,
     out: ProfileToWrite = None,
+    study_file: opt.Study = None,
     job: JobOptions,
 ) -> None:
     """Find the largest micro-batch that fits.
@@ -175,7 +177,10 @@ def probe(
     from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
     from autotune.subjects.mlm.memory.stage import check_budgets, probe_models
     from autotune.trials.session import open_session
+    from autotune.trials.study import check_study_file
 
+    if study_file is not None:
+        check_study_file(study_file)
     if own.step is not None:
         _probe_own_step(context, options, own, job)
         return
@@ -192,6 +197,7 @@ def probe(
         accumulate=accumulate,
         headroom_share=headroom,
         as_gpu=None if gpu is None else find_gpu_model(gpu),
+        study_file=study_file,
     )
     if job.submitted_or_rejected(context, _probe_job(requests, options, job, out)):
         return

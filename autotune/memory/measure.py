@@ -59,6 +59,16 @@ def probe_subject(
         host_available_bytes=host_available_bytes,
         estimate=traced,
     )
+    try:
+        size, evidence = _measure(search)
+        search.study.end(evidence, size)
+    finally:
+        search.study.fail_running()
+    return size, evidence
+
+
+def _measure(search: SizeSearch) -> tuple[int, ProbeEvidence]:
+    """Return what ``probe_subject`` does, by a search that has not begun."""
     search.predict()
     is_lower_bound = False
     try:
@@ -70,7 +80,9 @@ def probe_subject(
         is_lower_bound = True
     if not search.feasible_max:
         raise explain_too_large(search)
-    throughput = measure_throughput(probe, runner, search.feasible_max)
+    throughput = measure_throughput(
+        search.probe, search.runner, search.feasible_max, search.study
+    )
     contents = record_contents(search)
     # Made last, as the evidence has the time of all trials.
     evidence = _evidence(search, throughput, contents, is_lower_bound=is_lower_bound)

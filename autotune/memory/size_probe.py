@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
@@ -121,6 +122,10 @@ class SizeProbe:
     """False to search for the largest size alone."""
     contents: ContentsAt = "none"
     """Sizes at which the contents of memory are recorded."""
+    study_name: str = "probe"
+    """Name of the Optuna study."""
+    study_file: Path | None = None
+    """File of the Optuna study; None keeps it in memory."""
     source_sha256: str = ""
     """Hash of the subject's source; empty if it is this project's."""
     directory: str | None = None

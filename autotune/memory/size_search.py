@@ -30,6 +30,7 @@ from autotune.memory.decide.step_doubts import (
 )
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_probe import SizeProbe, StepCounts
+from autotune.memory.size_study import SizeStudy, open_size_study
 from autotune.memory.values import MemoryBreakdown
 from autotune.subjects.decide import crash_words, error_line
 from autotune.trials.job_figures import StepFigures
@@ -78,6 +79,8 @@ class SizeSearch:
     """Trials so far, in their order."""
     prediction: Prediction | None = None
     """Peak memory by size, from a trace or else from trials; None before either."""
+    study: SizeStudy = field(init=False)
+    """Study with a trial for each size."""
     figures: dict[int, StepFigures] = field(default_factory=dict)
     """Figures of each size that fitted, the last of several trials."""
     varies_bytes: int = 0
@@ -86,6 +89,9 @@ class SizeSearch:
     """Number of times that late imports were moved in front of trials, which makes them
     other trials."""
     _last_failure: tuple[int, str] = (0, "")
+
+    def __post_init__(self) -> None:
+        self.study = open_size_study(self.probe)
 
     @property
     def name(self) -> str:
@@ -238,7 +244,10 @@ class SizeSearch:
         label = self.words(size)
         if attempt:
             label += f", attempt {attempt + 1}"
+        units = size * self.probe.multiple_of
+        self.study.begin(units)
         outcome = self._run(self.trial_of(size, attempt), label)
+        self.study.note(units, outcome)
         self.tried.append(self._result(size, outcome, label))
 
     def trial_of(

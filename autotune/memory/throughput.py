@@ -14,6 +14,7 @@ from autotune.kernels.decide.trace import NO_KERNELS
 from autotune.memory.decide.batch_search import MAX_FAILURES
 from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
 from autotune.memory.size_probe import SizeProbe, StepCounts
+from autotune.memory.size_study import SizeStudy
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,
@@ -65,7 +66,7 @@ class Throughput:
 
 
 def measure_throughput(
-    probe: SizeProbe, runner: TrialRunner, feasible_max: int
+    probe: SizeProbe, runner: TrialRunner, feasible_max: int, study: SizeStudy
 ) -> Throughput:
     """Measure the throughput of sizes that are known to fit, and choose one of them.
 
@@ -80,7 +81,7 @@ def measure_throughput(
         return _unmeasured(limit, "its throughput was not requested")
     if runner.pretended:
         return _unmeasured(limit, "on a pretended GPU no throughput is measured")
-    curve_meter = _CurveMeter(probe=probe, runner=runner)
+    curve_meter = _CurveMeter(probe=probe, runner=runner, study=study)
     try:
         sizes = curve_sizes(limit // unit, _split_size(probe, limit) // unit)
         curve = curve_meter.measure_curve([size * unit for size in sizes])
@@ -126,6 +127,7 @@ class _CurveMeter:
 
     probe: SizeProbe
     runner: TrialRunner
+    study: SizeStudy
 
     def measure_curve(self, sizes: Sequence[int]) -> list[CurvePoint]:
         """Measure the throughput of sizes in their order, as far as time allows.
@@ -252,6 +254,7 @@ class _CurveMeter:
             Undecided: If it runs out of memory or fails too often.
         """
         label = f"{self.probe.words(micro_batch_size)}, throughput{duration_words}"
+        self.study.begin(micro_batch_size)
         figures = self._undisturbed_figures(micro_batch_size, steps, label)
         units_per_step = figures.units_per_step
         median_step_s = statistics.median(figures.step_s)
@@ -297,6 +300,8 @@ class _CurveMeter:
             outcome = self.runner.run(
                 trial, f"{probe.subject.words}: {label}{again}", timed=True
             )
+            if not isinstance(outcome, Measured):
+                self.study.note(micro_batch_size, outcome)
             is_last_attempt = attempt == MAX_FAILURES - 1
             can_repeat = isinstance(outcome, Crashed | Contaminated)
             if can_repeat and not is_last_attempt:

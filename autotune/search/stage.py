@@ -140,6 +140,7 @@ def _probe(
         prepare(bench, request),
         stored.path,
         budget_ends_s=search.runner.budget_ends_s,
+        study_name=f"{stored.path.stem}: probe of the explored settings",
     )
     return profile
 

@@ -88,6 +88,7 @@ def tune(
             {},
             accumulate="accumulation" not in skipped,
             traced="estimate" not in skipped,
+            study_file=study,
         ),
         minutes=(
             15.0 * (1 + explore) * len(models)

@@ -75,6 +75,25 @@ def loader_to_sweep(
     return subject
 
 
+def known_step_s(
+    subject: Subject, profile: Path, request: SweepRequest
+) -> float | None:
+    """Return the seconds of a step that a sweep of your loader will time.
+
+    Returns:
+        The seconds of a replayed step, or those that the profile's probe measured at
+        its size; None if neither is known.
+    """
+    if request.replayed_step_s is not None or not profile.is_file():
+        return request.replayed_step_s
+    stored = read_profile(profile).profile
+    size = stored.settings.get(subject.size.name)
+    probe = stored.evidence.probe
+    if probe is None or not isinstance(size, int):
+        return None
+    return probe.step_s_at(size)
+
+
 def sweep_own(
     device: DeviceChoice, subject: Subject, request: SweepRequest, out: Path | None
 ) -> WrittenProfile:

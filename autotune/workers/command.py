@@ -35,6 +35,7 @@ _OPTIONS_OF_OWN_LOADER = frozenset(
         "max_workers",
         "time_limit_s",
         "step_time_s",
+        "study_file",
         "device",
         "trial_timeout_s",
         "slurm",
@@ -82,6 +83,7 @@ def workers(
         ),
     ] = None,
     device: opt.Device = "auto",
+    study_file: opt.Study = None,
     job: JobOptions,
 ) -> None:
     """Find the fewest DataLoader workers that suffice.
@@ -90,6 +92,10 @@ def workers(
     The time limit may leave several numbers undecided. With --loader, your own loader
     is measured, with --step or --step-time as its consumer.
     """
+    if study_file is not None:
+        from autotune.trials.study import check_study_file
+
+        check_study_file(study_file)
     if loader is not None or own.step is not None or _has_loader(sweep.profile):
         from autotune.subjects.requested import requested_subjects
         from autotune.trials.sweep_request import SweepRequest
@@ -105,6 +111,7 @@ def workers(
             window_s=window_s,
             replayed_step_s=step_time_s,
             trial_timeout_s=sweep.trial_timeout_s,
+            study_file=study_file,
         )
         code = loader_to_sweep(
             requested_subjects(own, loader=loader), sweep.profile, own_request
@@ -130,6 +137,7 @@ def workers(
         window_s=window_s,
         max_workers=max_workers,
         replayed_step_s=step_time_s,
+        study_file=study_file,
     )
     _sweep_profile(context, stored, probe, request, job)
 
@@ -157,7 +165,8 @@ def _sweep_own(
     from autotune.base.answer_json import answer_json
     from autotune.profiles.sections import written_answer
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.workers.code_stage import sweep_own
+    from autotune.workers.code_stage import known_step_s, sweep_own
+    from autotune.workers.decide.window_time import least_window_s, longer_words
     from autotune.workers.sections import own_workers_text
 
     loader = subject.code().get("loader", subject.words)
@@ -172,9 +181,16 @@ def _sweep_own(
     )
     if job.submitted_or_rejected(context, job_request):
         return
-    # The time of a trial of your code is unknown: a short one is assumed.
+    # The start of a trial of your code may take longer: a short one is assumed.
+    step_s = known_step_s(subject, out, request)
     sys.stderr.write(
-        sweep_time_text("workers", "cpu", request.window_s, request.budget_s)
+        sweep_time_text(
+            "workers",
+            "cpu",
+            least_window_s(request.window_s, step_s, "cpu"),
+            request.budget_s,
+            remark=longer_words(request.window_s, step_s),
+        )
     )
     written = sweep_own(choice, subject, request, None if out == opt.NOT_GIVEN else out)
     if job.as_json:
@@ -201,9 +217,10 @@ def _sweep_profile(
     """
     from autotune.base.answer_json import answer_json
     from autotune.profiles.measuring_commands import profile_job
-    from autotune.subjects.mlm.workers.stage import count_workers
+    from autotune.subjects.mlm.workers.stage import count_workers, known_step_s
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.session import open_session
+    from autotune.workers.decide.window_time import least_window_s, longer_words
     from autotune.workers.sections import workers_text
 
     train = stored.profile.train
@@ -218,8 +235,15 @@ def _sweep_profile(
     if job.submitted_or_rejected(context, job_request):
         return
     device = "cpu" if is_replayed else train.device
+    step_s = known_step_s(train, probe, request)
     sys.stderr.write(
-        sweep_time_text("workers", device, request.window_s, limit_s=request.budget_s)
+        sweep_time_text(
+            "workers",
+            device,
+            least_window_s(request.window_s, step_s, device),
+            request.budget_s,
+            remark=longer_words(request.window_s, step_s),
+        )
     )
     without_gpu = _next_step_without_gpu(stored, probe)
     with open_session(device, request.data, without_gpu=without_gpu) as session:
@@ -239,10 +263,9 @@ def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> s
 
     # A placeholder, if the probe did not time the micro-batch size of the profile.
     step_time = "T"
-    for point in probe.curve:
-        if point.size == stored.profile.train.micro_batch_size:
-            step_time = f"{1e3 * point.step_s:.4g}ms"
-            break
+    step_s = probe.step_s_at(stored.profile.train.micro_batch_size)
+    if step_s is not None:
+        step_time = f"{1e3 * step_s:.4g}ms"
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and"
         " disk, replay the step that the probe measured:"

@@ -14,12 +14,11 @@ from autotune.subjects.subject import Argument, Call, Subject
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.window_time import MIN_STEPS
 from autotune.workers.values import CallTable, WindowRequest
 
 TORCH_DEFAULTS: Mapping[str, int | bool] = {"prefetch_factor": 2, "pin_memory": False}
 """Settings of a torch DataLoader to which none are passed."""
-MIN_STEPS = 4
-"""Fewest optimizer steps of a window."""
 SubjectT = TypeVar("SubjectT", bound=Subject)
 
 

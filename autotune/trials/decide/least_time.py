@@ -56,6 +56,8 @@ def least_time_text(
     least_by_phase_s: Mapping[StageName, float],
     limit_s: float,
     effect: str,
+    *,
+    remark: str = "",
 ) -> str:
     """Return lines on the minimum time of a command, before it begins.
 
@@ -64,6 +66,7 @@ def least_time_text(
         least_by_phase_s: Minimum seconds of each phase.
         limit_s: Time limit of the command.
         effect: Effect of a limit that is shorter, in words.
+        remark: Further words on the minimum time.
     """
     total_s = sum(least_by_phase_s.values())
     text = f"{command}: takes at least {format_seconds(total_s)}"
@@ -73,6 +76,7 @@ def least_time_text(
             for name, phase_s in least_by_phase_s.items()
         )
         text += f" ({phases})"
+    text += remark
     if total_s > limit_s:
         limit = f"{limit_s:g}s" if limit_s < 60 else f"{limit_s / 60:g}min"
         text += (
@@ -84,9 +88,22 @@ def least_time_text(
 
 
 def sweep_time_text(
-    phase: StageName, device: Literal["cpu", "cuda"], window_s: float, limit_s: float
+    phase: StageName,
+    device: Literal["cpu", "cuda"],
+    window_s: float,
+    limit_s: float,
+    *,
+    remark: str = "",
 ) -> str:
-    """Return lines on the minimum time of a phase that is run alone."""
+    """Return lines on the minimum time of a phase that is run alone.
+
+    Args:
+        phase: The phase.
+        device: Device of its trials.
+        window_s: Least seconds of a window.
+        limit_s: Time limit of the command.
+        remark: Further words on the minimum time.
+    """
     least = {phase: least_s(phase, ASSUMED_TRIAL_S[device], window_s)}
     effect = "it ends without a result unless earlier trials can be reused"
-    return least_time_text(phase, least, limit_s, effect)
+    return least_time_text(phase, least, limit_s, effect, remark=remark)

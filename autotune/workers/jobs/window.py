@@ -15,14 +15,13 @@ from autotune.evidence.workers import BATCHES
 from autotune.subjects.jobs import load
 from autotune.subjects.subject import FACTS, LoaderFacts, StepFacts
 from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
+from autotune.workers.decide.window_time import WARM_UP_STEPS
 from autotune.workers.jobs.batches import Epochs, bytes_of, cached, drain
 from autotune.workers.jobs.consumers import Consumer, FedStep, ReplayedStep
 from autotune.workers.jobs.timed_window import WindowLength, timed_window
 from autotune.workers.values import WindowRequest
 from trainer.runtime.ranks import leave_ranks
 
-WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
-"""Steps before a window, by device. The last one shows the speed of steps."""
 DEFAULT_PREFETCH_FACTOR = 2
 """Batches that a worker holds ready, by torch's default."""
 Build = Callable[..., Any]

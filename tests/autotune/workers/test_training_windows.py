@@ -7,7 +7,7 @@ import pytest
 
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
-from autotune.workers.jobs.window import WARM_UP_STEPS
+from autotune.workers.decide.window_time import WARM_UP_STEPS
 from autotune.workers.windows import window_trial
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import LIMITS, windows_of

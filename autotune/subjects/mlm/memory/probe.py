@@ -47,6 +47,8 @@ class ProbeRequest:
     """Largest size to try."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     """Time limit of one trial, in seconds."""
+    study_file: Path | None = None
+    """File to which the probe writes its Optuna study; None for no file."""
     traced: bool = True
     """True if a trace predicts memory before any trial; otherwise trials alone guide
     the search."""
@@ -144,6 +146,7 @@ class Probe:
             trace=None if self.overheads is None else self.trace_request(),
             overheads=self.overheads,
             number_format=config.precision,
+            study_file=request.study_file,
             document_tokens=config.seq_length_tokens / self.documents_per_sequence,
         )
 

@@ -231,6 +231,8 @@ def profile_of_probe(
     path: Path,
     traced: MemoryEstimate | None = None,
     budget_ends_s: float | None = None,
+    *,
+    study_name: str | None = None,
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model without writing its profile.
 
@@ -241,6 +243,7 @@ def profile_of_probe(
         traced: Result of ``probe.trace``, if known.
         budget_ends_s: Time after which no trial begins, in seconds since 1970; None
             without a limit.
+        study_name: Name of the Optuna study; None for that of the path.
 
     Returns:
         The profile, and every trial.
@@ -257,7 +260,10 @@ def profile_of_probe(
         runner = session.runner(reports, fingerprint, update, _EXPECTED_TRIALS)
         runner.budget_ends_s = budget_ends_s
         size, evidence = probe_subject(
-            probe.size_probe(), runner, session.site.host.ram_available_bytes, traced
+            replace(probe.size_probe(), study_name=study_name or f"{path.stem}: probe"),
+            runner,
+            session.site.host.ram_available_bytes,
+            traced,
         )
     train = probe.config.model_copy(update={"micro_batch_size": size})
     data = DataSettings(

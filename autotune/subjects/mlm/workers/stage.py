@@ -1,20 +1,23 @@
 """The workers phase: find the number of DataLoader workers for a probed profile."""
 
 from autotune.base.files import write_atomically
+from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import local_ranks
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile, before_sweep, with_data
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.subject import MOST_MICRO_BATCHES, MlmSubject
 from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
 from autotune.workers.windows import SubjectWindows
+from trainer.formats.train_config import TrainConfig
 
 
 def count_workers(
@@ -40,6 +43,27 @@ def count_workers(
     profile = add_workers(stored.profile, evidence, runner)
     write_atomically(stored.path, profile_to_toml(profile))
     return evidence
+
+
+def known_step_s(
+    train: TrainConfig, probe: ProbeEvidence, request: SweepRequest
+) -> float | None:
+    """Return the seconds of an optimizer step of the windows of a profile.
+
+    Returns:
+        The seconds; None if the probe did not time the micro-batch size.
+    """
+    micro_batch_s = request.replayed_step_s
+    if micro_batch_s is None:
+        micro_batch_s = probe.step_s_at(train.micro_batch_size)
+    if micro_batch_s is None:
+        return None
+    split = split_global_batch(
+        train.global_batch_size,
+        train.micro_batch_size,
+        request.local_ranks or probe.local_ranks,
+    )
+    return micro_batch_s * min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
 
 
 def _windows_of(
