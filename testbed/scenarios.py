@@ -22,6 +22,7 @@ from autotune.evidence.advice import Advice
 from autotune.evidence.kernels import StepKernels
 from autotune.evidence.network import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.evidence.probe import GrownKernel, ThroughputDip
+from autotune.evidence.workers import UtilisationFinding
 from autotune.kernels.decide.bounds import farthest_kernel
 from autotune.trials.outcomes import Contaminated, Measured, Outcome
 from autotune.trials.values import FinishedTrial, Trial
@@ -233,6 +234,19 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
     )
     yield Scenario(
         "undecided-workers", "a sweep that noise did not let end", undecided, many
+    )
+    finding = UtilisationFinding(
+        kind="idle at the upper bound",
+        utilisation_share=0.6,
+        claim="the GPU is busy only 60 % of the time",
+        next_step="autotune advise",
+    )
+    workers = starved.evidence.workers.model_copy(
+        update={"utilisation_finding": finding}
+    )
+    idle = replace(starved, profile=but(starved.profile, evidence={"workers": workers}))
+    yield Scenario(
+        "contradicted-utilisation", "a GPU that is idle without cause", idle, many
     )
 
     hindered, even = (

@@ -95,6 +95,25 @@ class JointChoice(RatioBounds):
         return {name: value for name, value in settings.items() if value is not None}
 
 
+class UtilisationFinding(StrictTable):
+    """Contradiction between GPU utilisation and throughput, with the chosen workers."""
+
+    kind: Literal["idle at the upper bound", "busy below the upper bound"]
+    """Contradiction: the GPU is less than 90 % busy although data loading keeps up with
+    the step, or always busy although throughput is clearly below the upper bound."""
+    utilisation_share: Share
+    """Share of the time with a kernel running, by NVML."""
+    claim: str
+    """Contradiction and its reason, in words."""
+    next_step: str
+    """Next step, in words."""
+
+    @property
+    def sentence(self) -> str:
+        """Contradiction, its reason and the next step, in one sentence."""
+        return f"{self.claim}; next: {self.next_step}"
+
+
 class WorkersEvidence(StrictTable):
     """Sufficient number of DataLoader workers of a subject, with its evidence."""
 
@@ -149,6 +168,9 @@ class WorkersEvidence(StrictTable):
     """Type of the file system that the dataset is on; None if unknown."""
     data_on_network: bool = False
     """True if the dataset is on a shared network file system."""
+    utilisation_finding: UtilisationFinding | None = None
+    """Contradiction between GPU utilisation and throughput; None if there is none, or
+    without a GPU."""
     operating_state: str | None = None
     """Power, clocks and power cap of the GPU while the step runs on cached batches."""
 

@@ -31,6 +31,7 @@ from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.store import WrittenProfile
 from autotune.workers.count_tables import count_head, count_table
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
+from autotune.workers.decide.gpu_utilisation import LEAST_EXPLAINED_SHARE
 from autotune.workers.throughput_chart import throughput_chart
 from autotune.workers.windows import settings_words
 
@@ -40,9 +41,6 @@ interval from four times as many windows is half as wide."""
 LIMITED_BY_LOADER = 1.05
 """Gain of the most workers over half as many, below which more of them would not help
 either."""
-LEAST_EXPLAINED = 0.5
-"""Least share of the lost throughput that the wait for data explains, for which data
-loading is named as its reason."""
 LEAST_MINUTES = 10
 """Shortest time limit to suggest, in minutes: the default of the command."""
 
@@ -252,6 +250,8 @@ def _gpu_lines(evidence: WorkersEvidence) -> Iterator[str]:
             "GPU utilisation is the share of time in which any kernel runs; it is"
             " not MFU"
         )
+    if evidence.utilisation_finding is not None:
+        yield evidence.utilisation_finding.sentence
     if evidence.operating_state:
         yield f"GPU state on cached batches: {evidence.operating_state}"
 
@@ -312,7 +312,7 @@ def _is_short_of_data(evidence: WorkersEvidence) -> bool:
     if max(upper_bounds) >= ENOUGH_SHARE:
         return False
     least_wait_share = min(row.data_wait_share for row in evidence.rows)
-    return least_wait_share >= LEAST_EXPLAINED * (1 - best_ratio)
+    return least_wait_share >= LEAST_EXPLAINED_SHARE * (1 - best_ratio)
 
 
 def _grows_with_workers(evidence: WorkersEvidence) -> bool:

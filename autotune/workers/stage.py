@@ -57,4 +57,10 @@ def sweep_workers(
                 f"warning: the search of {varied} ended early: {error.message}\n"
             )
     evidence = workers_evidence(sweep, choice, site)
-    return evidence.model_copy(update={"joint": joint})
+    if joint is None:
+        return evidence
+    finding = evidence.utilisation_finding
+    if joint.adopted:
+        # It is of other loader settings than those that were adopted.
+        finding = None
+    return evidence.model_copy(update={"joint": joint, "utilisation_finding": finding})

@@ -6,6 +6,7 @@ from typing import Any
 from autotune.base.units import format_seconds
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.machine.measured_device import MeasuredDevice
+from autotune.workers.decide.gpu_utilisation import utilisation_finding
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.gpu_figures import gpu_source, mean_gpu_use, operating_state
 from autotune.workers.measure import WorkerSweep, largest_known
@@ -28,6 +29,9 @@ def workers_evidence(
     request = windows.request
     cached_windows = sweep.windows_with(None)
     all_windows = sweep.all_windows
+    rows = [_row(sweep, choice, count) for count in sweep.counts]
+    chosen_row = rows[sweep.counts.index(choice.workers)]
+    cached_use = mean_gpu_use(cached_windows)
     evidence = WorkersEvidence(
         chosen=choice.workers,
         undecided_between=list(choice.undecided_between),
@@ -39,7 +43,7 @@ def workers_evidence(
         unit=cached_windows[0].unit,
         counts_padding=cached_windows[0].counts_padding,
         cached_units_per_s=[window.padded_units_per_s for window in cached_windows],
-        rows=[_row(sweep, choice, count) for count in sweep.counts],
+        rows=rows,
         local_ranks=windows.limits.local_ranks,
         consumer=_consumer(windows),
         replayed_step_s=request.replayed_step_s,
@@ -51,6 +55,13 @@ def workers_evidence(
             site, all_windows, replayed=request.replayed_step_s is not None
         ),
         operating_state=operating_state(cached_windows),
+        utilisation_finding=utilisation_finding(
+            chosen_row,
+            keeps_up=choice.keeps_up,
+            cached_utilisation_share=(
+                None if cached_use is None else cached_use.utilisation_share
+            ),
+        ),
         **sweep.measurement.totals,
     )
     if not windows.inputs:

@@ -282,6 +282,27 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
     )
 
 
+def contradicted_utilisation(now: TrainingContext) -> Advice | None:
+    """Find GPU utilisation that contradicts throughput, as the sweep of workers says.
+
+    The GPU is idle although data loading keeps up, or always busy although it does not.
+    """
+    workers = now.evidence.workers
+    finding = None if workers is None else workers.utilisation_finding
+    if workers is None or finding is None:
+        return None
+    busy = figure("utilisation", finding.utilisation_share, "share", "NVML")
+    row = now.workers_row(workers.chosen)
+    evidence = (busy,) if row is None else (busy, _ratio_figure(row))
+    return Advice(
+        severity="info",
+        claim=finding.claim,
+        evidence=evidence,
+        cost="none",
+        would_change="windows in which utilisation and throughput agree",
+    )
+
+
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
     name = f"throughput with num_workers={row.num_workers} relative to cached batches"
     return figure(name, row.ratio, "share", "autotune workers", n=len(row.units_per_s))

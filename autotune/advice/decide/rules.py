@@ -166,6 +166,7 @@ _COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
     data_loading.starved_rank: "data loading",
     data_loading.fewer_workers: "R3",
     data_loading.undecided_workers: "R3",
+    data_loading.contradicted_utilisation: "",
     batch_size.beyond_memory: "R5",
     batch_size.below_knee: "R5, launch-bound",
     batch_size.beyond_knee: "R5",
