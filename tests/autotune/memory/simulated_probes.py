@@ -117,6 +117,7 @@ class Prober:
         trial_timeout_s=10,
         site="here",
         made_on=None,
+        study_file=None,
     ) -> ProbeEvidence:
         """Probe the model, and return the evidence.
 
@@ -131,6 +132,7 @@ class Prober:
             trial_timeout_s: Time limit of a trial.
             site: Name of the site. Probes of one site share their trials.
             made_on: Machine that the trial log records.
+            study_file: File of the Optuna study; None keeps it in memory.
         """
         config = TrainConfig(
             model=model_settings("bert-mini"),
@@ -144,6 +146,7 @@ class Prober:
             accumulate=accumulate,
             max_micro_batch_size=max_micro_batch_size,
             trial_timeout_s=trial_timeout_s,
+            study_file=study_file,
         )
         probe = Probe(
             request=request,
