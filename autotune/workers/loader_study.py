@@ -225,7 +225,12 @@ def _ratios_to_chosen(
     """Return a count's throughput over that of the chosen count, for each round.
 
     A round without the chosen count compares both with cached batches.
+
+    Returns:
+        The ratios; none for the chosen count itself, whose ratio is 1 without noise.
     """
+    if count == choice.workers:
+        return []
     ratios = []
     for windows in rounds:
         if count not in windows:

@@ -50,14 +50,11 @@ def test_each_size_is_one_trial(probed):
 
 def test_value_is_the_throughput_of_the_curve(probed):
     evidence, study, _ = probed
-    rates = {
+    complete = study.get_trials(states=(TrialState.COMPLETE,))
+    values = {trial.params["micro_batch_size"]: trial.value for trial in complete}
+    assert values == {
         point.micro_batch_size: point.padded_tokens_per_s for point in evidence.curve
     }
-    complete = study.get_trials(states=(TrialState.COMPLETE,))
-    assert (
-        dict(zip(sizes(complete), [trial.value for trial in complete], strict=True))
-        == rates
-    )
 
 
 def test_size_out_of_memory_is_a_failed_trial(probed):

@@ -71,14 +71,13 @@ def test_plots_show_the_study(file, name):
     plots = [
         visualization.plot_optimization_history,
         visualization.plot_slice,
+        visualization.plot_parallel_coordinate,
+        visualization.plot_param_importances,
         visualization.plot_timeline,
     ]
     if name != "probe":
         # A size has no intermediate values.
         plots.append(visualization.plot_intermediate_values)
-    if len(study.best_params) > 1:
-        plots.append(visualization.plot_parallel_coordinate)
-        plots.append(visualization.plot_param_importances)
     for plot in plots:
         assert plot(study).data, plot.__name__
 
