@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
+from autotune.errors import AutotuneError, OutOfTime
 from autotune.evidence.workers import JointChoice
 from autotune.subjects.subject import Argument
 from autotune.trials.job_figures import WindowFigures
@@ -73,14 +74,18 @@ def search_joint(
     if not sweep.windows.searched:
         return None
     search = _JointSearch(sweep=sweep, chosen=choice.workers)
+    unmeasured = "interrupted"
     try:
         ratios = search.try_settings(trials)
         if not ratios:
             return None
         candidate = max(ratios, key=lambda settings: statistics.fmean(ratios[settings]))
         return search.compare(candidate)
+    except AutotuneError as error:
+        unmeasured = error.message
+        raise
     finally:
-        sweep.study.study.fail_running()
+        sweep.study.study.fail_running(unmeasured)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,12 +155,17 @@ class _JointSearch:
         tried = self.tried
         windows = []
         pairs: list[tuple[float, float]] = []
+        ratio = Interval(value=1.0)
         while True:
             try:
                 figures, alone = self._measure_next_to_alone(candidate)
             except WorkersDied as died:
                 study.fail(trial, str(died))
                 return None
+            except OutOfTime:
+                if not pairs:
+                    raise
+                break
             self.tried += 1
             windows.append(figures)
             pairs.append((figures.padded_units_per_s, alone.padded_units_per_s))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import OutOfTime
 from autotune.evidence.workers import JointChoice, WorkersEvidence
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersChoice
@@ -190,3 +191,26 @@ def test_joint_search_leaves_out_dying_workers(tmp_path):
     joint = search(machine, tmp_path, trials=TRIALS).joint
     assert joint.prefetch_factor != 8
     assert not joint.adopted
+
+
+def test_deadline_in_the_comparison_keeps_its_rounds(tmp_path):
+    sweep = sweep_on(FeedMachine(prefetching_helps), tmp_path, limits=FEW_WORKERS)
+    choice = sweep.run()
+    now_s = sweep.runner.clock.utc_now().timestamp()
+    # Each window takes a second: time for six settings, and seven further rounds.
+    sweep.runner.budget_ends_s = now_s + 2 * (FEW_TRIALS + 7) + 0.5
+    joint = search_joint(sweep, choice, trials=FEW_TRIALS)
+    assert joint.trials == FEW_TRIALS
+    assert joint.num_workers == 3
+
+
+def test_deadline_in_the_search_fails_its_trial(tmp_path):
+    sweep = sweep_on(FeedMachine(prefetching_helps), tmp_path, limits=FEW_WORKERS)
+    choice = sweep.run()
+    now_s = sweep.runner.clock.utc_now().timestamp()
+    sweep.runner.budget_ends_s = now_s + 2.5
+    with pytest.raises(OutOfTime):
+        search_joint(sweep, choice)
+    last = sweep.study.study.study.trials[-1]
+    assert last.state.name == "FAIL"
+    assert "the next trial" in last.user_attrs["outcome"]
