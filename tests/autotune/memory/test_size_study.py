@@ -52,9 +52,7 @@ def test_value_is_the_throughput_of_the_curve(probed):
     evidence, study, _ = probed
     complete = study.get_trials(states=(TrialState.COMPLETE,))
     values = {trial.params["micro_batch_size"]: trial.value for trial in complete}
-    assert values == {
-        point.micro_batch_size: point.padded_tokens_per_s for point in evidence.curve
-    }
+    assert values == {point.size: point.units_per_s for point in evidence.curve}
 
 
 def test_size_out_of_memory_is_a_failed_trial(probed):

@@ -7,10 +7,10 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.memory import code_stage as own_probe_stage
-from autotune.memory import stage as probe_stage
+from autotune.subjects.mlm.memory import stage as probe_stage
+from autotune.subjects.mlm.workers import stage as workers_stage
 from autotune.trials import session
 from autotune.workers import code_stage as own_workers_stage
-from autotune.workers import stage as workers_stage
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
 """Error by which a phase ends as soon as it has its request."""
