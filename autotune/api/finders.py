@@ -250,9 +250,8 @@ def _found(
         device, code, asked.trial_timeout_s, None if name else {"step": function}
     ) as bench:
         probe = replace(asked, subject=code)
-        size, found, runner, _ = run_probe(
-            bench, probe, *profile_paths(None, [code.name], bench.site.name)
-        )
+        (path,) = profile_paths(None, [code.name], bench.site.name)
+        size, found, runner, _ = run_probe(bench, probe, path)
     return BatchSize(
         value=size,
         feasible_max=found.feasible_max,

@@ -3,8 +3,10 @@
 Windows of training and a short training are measured, and written into the profile.
 """
 
+import contextlib
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +19,11 @@ from autotune.console.options import (
     time_limit,
 )
 from autotune.console.slurm_job import JobOptions
+
+if TYPE_CHECKING:
+    from autotune.confirm.training import ConfirmedTraining
+    from autotune.profiles.store import StoredProfile
+    from autotune.trials.sweep_request import SweepRequest
 
 
 @grouped
@@ -48,9 +55,9 @@ def confirm(
 ) -> None:
     """Measure what training from a profile delivers.
 
-    Promises tokens/s from windows of training, each a separate process, then trains for
-    a tenth of the time limit, at most a minute. If another split of the global batch is
-    surely faster, the profile gets it.
+    Promises a rate from windows of training, each a separate process, then trains for a
+    tenth of the time limit, at most a minute. If another split of the global batch is
+    surely faster, the profile gets it. Your own code trains with its own loader.
     """
     from autotune.base.answer_json import answer_json
     from autotune.confirm.decide import training_s
@@ -58,28 +65,26 @@ def confirm(
     from autotune.confirm.stage import confirm_profile
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
-    from autotune.profiles.store import read_trainer_profile
+    from autotune.profiles.store import read_profile
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.trials.session import open_session
 
-    stored = read_trainer_profile(sweep.profile, "confirm")
+    stored = read_profile(sweep.profile)
     require_local_probe(stored)
-    train = stored.profile.train
+    profile = stored.profile
     request = sweep_request(sweep, stored, job.reports, time_limit_s, window_s=window_s)
     purpose = (
-        f"Measures the throughput of training {train.model.name}, and writes it into"
+        f"Measures what training {profile.subject.words} delivers, and writes it into"
         f" {stored.path}."
     )
     if job.submitted_or_rejected(
         context, profile_job("confirm", purpose, stored, request)
     ):
         return
-    sys.stderr.write(sweep_time_text("confirm", train.device, window_s, time_limit_s))
-    with open_session(train.device, request.data) as bench:
+    sys.stderr.write(sweep_time_text("confirm", profile.device, window_s, time_limit_s))
+    with _opened(stored, request) as training:
         confirmed = confirm_profile(
-            bench,
-            stored,
-            request,
+            training,
+            budget_s=time_limit_s,
             training_s=training_s(time_limit_s, models=1),
             max_rounds=rounds,
         )
@@ -87,3 +92,24 @@ def confirm(
         print(answer_json(confirmed))
     else:
         print(confirm_text(confirmed, stored))
+
+
+@contextlib.contextmanager
+def _opened(
+    stored: "StoredProfile", request: "SweepRequest"
+) -> "Iterator[ConfirmedTraining]":
+    """Open this machine for training from a profile of any subject."""
+    from autotune.confirm.code_training import CodeTraining
+    from autotune.confirm.trainer_training import TrainerTraining
+    from autotune.subjects.bench import open_own
+    from autotune.subjects.registry import stored_subject
+    from autotune.trials.session import open_session
+
+    device = stored.profile.device
+    if stored.profile.has_train:
+        with open_session(device, request.data) as session:
+            yield TrainerTraining.of(session, stored, request)
+        return
+    subject = stored_subject(stored.profile.subject)
+    with open_own(device, subject, request.trial_timeout_s) as bench:
+        yield CodeTraining.of(bench, stored, request)

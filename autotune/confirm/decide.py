@@ -140,7 +140,7 @@ def confirmed_words(confirm: ConfirmEvidence) -> str:
     """Return what was promised and delivered, in a line."""
     promised = confirm.promised
     between = format_bounds(promised.low, promised.high, format_number)
-    words = f"promised {format_number(promised.value)} tokens/s"
+    words = f"promised {format_number(promised.value)} {confirm.rate_unit}"
     words += f" ({between})" if between else f" ({TOO_NOISY})"
     if confirm.delivered is None:
         return f"{words}; not delivered: {confirm.not_delivered}"

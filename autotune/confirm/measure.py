@@ -1,7 +1,7 @@
-"""Windows of training with the chosen split of the global batch and its rivals.
+"""Windows of training with the chosen micro-batch and its rivals.
 
-Each window is a separate process, which trains on the dataset with the profile's
-DataLoader workers.
+Each window is a separate process, which trains with the loader and the DataLoader
+workers of the profile.
 """
 
 from dataclasses import dataclass, field
@@ -9,43 +9,34 @@ from dataclasses import dataclass, field
 from autotune.base.estimates import Estimate
 from autotune.base.units import format_count
 from autotune.base.window_statistics import MIN_WINDOWS
-from autotune.confirm.decide import (
-    fastest_split,
-    is_precise,
-    micro_batches_of_window,
-    promise,
-)
+from autotune.confirm.decide import fastest_split, is_precise, promise
+from autotune.confirm.training import ConfirmedTraining
 from autotune.errors import OutOfTime
-from autotune.evidence.confirm import SplitRates
-from autotune.evidence.probe import ProbeEvidence
-from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.subjects.mlm.subject import MlmSubject
-from autotune.subjects.mlm.workers.windows import training_trial
+from autotune.evidence.confirm import TOKENS, SplitRates
+from autotune.subjects.decide import window_failure
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.rounds import Rounds
-from autotune.workers.windows import SubjectWindows
-
-MIN_STEPS = 2
-"""Fewest optimizer steps of a window."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SplitRunner:
     """Measurement of splits in rounds, until the promised rate is precise."""
 
-    training: SubjectWindows[MlmSubject]
-    """Request for windows of the profile's training."""
-    probe: ProbeEvidence
-    """Evidence of the profile's probe."""
-    sizes: list[int]
-    """Micro-batch sizes to measure, the chosen one first."""
+    training: ConfirmedTraining
+    """The profile's training."""
     windows: Rounds
     """Measurement of the windows, with their time."""
+    budget_s: float
+    """Time of all windows, after three rounds."""
     max_rounds: int
     """Most rounds of windows."""
     rates_by_size: dict[int, list[float]] = field(default_factory=dict)
-    """Non-padding tokens/s of every round, by micro-batch size."""
+    """Units/s of every round, by micro-batch size."""
+    micro_batches_by_size: dict[int, int] = field(default_factory=dict)
+    """Micro-batches of each rank in a step of a window, by micro-batch size."""
+    unit: str = TOKENS
+    """Unit of the rates, as windows count it."""
     failures: dict[int, str] = field(default_factory=dict)
     """Reason for the failure of each rival that failed. Later rounds leave it out."""
 
@@ -56,7 +47,7 @@ class SplitRunner:
             Undecided: If a window of the chosen split failed.
             OutOfTime: If there is no time for three rounds.
         """
-        self.rates_by_size = {size: [] for size in self.sizes}
+        self.rates_by_size = {size: [] for size in self.training.sizes}
         rounds = 0
         try:
             while self._needs_another_round(rounds):
@@ -73,8 +64,11 @@ class SplitRunner:
         return [
             SplitRates(
                 micro_batch_size=size,
-                gradient_accumulation_steps=self._accumulation_steps(size),
-                micro_batches_measured=self._micro_batches(size),
+                gradient_accumulation_steps=(
+                    self.training.accumulation_steps(size)
+                    or self.micro_batches_by_size[size]
+                ),
+                micro_batches_measured=self.micro_batches_by_size[size],
                 tokens_per_s=self.rates_by_size[size],
             )
             for size in sizes
@@ -88,7 +82,7 @@ class SplitRunner:
         return {size: rates for size, rates in self.rates_by_size.items() if rates}
 
     def _fastest_size(self) -> int:
-        chosen_size = self.sizes[0]
+        chosen_size = self.training.sizes[0]
         complete = {
             size: rates
             for size, rates in self._measured_rates().items()
@@ -102,32 +96,24 @@ class SplitRunner:
             return True
         if rounds >= self.max_rounds:
             return False
-        has_time = self.windows.runner.seconds < self.training.request.budget_s
+        has_time = self.windows.runner.seconds < self.budget_s
         return has_time and not is_precise(self.promised(self._fastest_size()))
 
     def _measure_round(self, number: int) -> None:
         """Measure a window of each split; a rival that fails drops out."""
-        sizes = [size for size in self.sizes if size not in self.failures]
-        names = [f"micro-batch {size}" for size in sizes]
+        sizes = [size for size in self.training.sizes if size not in self.failures]
+        names = [f"{self.training.size_name} {size}" for size in sizes]
         trials = {}
         for size, name in zip(sizes, names, strict=True):
-            config = self.training.subject.config.model_copy(
-                update={"micro_batch_size": size}
-            )
-            trial = training_trial(
-                self.training,
-                config,
-                number,
-                names,
-                min_steps=MIN_STEPS,
-                most_micro_batches=self._micro_batches(size),
-            )
+            trial = self.training.window(size, number, names)
             trials[size] = (trial, f"{name}, round {number + 1}")
         outcomes = self.windows.measure_round(number, trials, self._check_chosen)
         for size, outcome in outcomes.items():
             if isinstance(outcome, Measured):
                 figures = WindowFigures.of(outcome)
-                self.rates_by_size[size].append(self._rate(size, figures))
+                self.rates_by_size[size].append(self.training.rate(size, figures))
+                self.micro_batches_by_size[size] = figures.gradient_accumulation_steps
+                self.unit = figures.unit
             else:
                 self.failures[size] = describe(outcome)
 
@@ -142,33 +128,11 @@ class SplitRunner:
         Raises:
             Undecided: If a window of the chosen split failed.
         """
-        if size == self.sizes[0]:
-            self.windows.runner.require_measured(
-                f"a window with micro-batch {format_count(size)}", outcome
-            )
-
-    def _accumulation_steps(self, size: int) -> int:
-        """Return the micro-batches of each rank in a step of training."""
-        ranks = self.training.limits.local_ranks
-        global_batch_size = max(self.training.subject.config.global_batch_size, ranks)
-        split = split_global_batch(global_batch_size, size, ranks)
-        return split.gradient_accumulation_steps
-
-    def _micro_batches(self, size: int) -> int:
-        """Return the micro-batches of each rank in a step of a window."""
-        return micro_batches_of_window(
-            self._accumulation_steps(size), size, self.probe.curve
-        )
-
-    def _rate(self, size: int, figures: WindowFigures) -> float:
-        """Return the non-padding tokens/s of training that a window shows.
-
-        A step of training may have empty sequences, which a window has not. Its tokens
-        are those of average sequences, so that the samples of a window add no noise.
-        """
-        config = self.training.subject.config
-        ranks = self.training.limits.local_ranks
-        sequences = self._accumulation_steps(size) * size * ranks
-        non_empty_share = config.global_batch_size / sequences
-        non_padding_share = self.probe.tokens_per_sequence / config.seq_length_tokens
-        return figures.padded_units_per_s * non_empty_share * non_padding_share
+        if size != self.training.sizes[0]:
+            return
+        functions = list(self.training.functions)
+        label = f"a window with {self.training.size_name} {format_count(size)}"
+        failure = window_failure(functions, label, outcome)
+        if failure is not None:
+            raise failure
+        self.windows.runner.require_measured(label, outcome)

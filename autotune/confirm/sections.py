@@ -23,9 +23,9 @@ def confirm_text(confirm: ConfirmEvidence, stored: StoredProfile) -> str:
     """
     pairs = [("profile", str(stored.path))]
     next_command = command("report", stored.path)
-    earlier_size = stored.profile.train.micro_batch_size
+    earlier_size = stored.profile.size
     size = confirm.rows[0].micro_batch_size
-    if size != earlier_size:
+    if stored.profile.has_train and size != earlier_size:
         change = f"micro-batch {earlier_size} → {size}, which is faster"
         if stored.profile.evidence.baseline is not None:
             change += "; the speedup over untuned settings was that of the earlier one"
@@ -33,7 +33,7 @@ def confirm_text(confirm: ConfirmEvidence, stored: StoredProfile) -> str:
         pairs.append(("changed", change))
     pairs.append(("next", next_command))
     blocks = (
-        *_confirmation(confirm),
+        *_confirmation(confirm, stored.profile.subject.size),
         doc.Pairs(pairs=tuple((name, (words,)) for name, words in pairs)),
     )
     return console_text(blocks)
@@ -44,7 +44,7 @@ def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     confirm = reported.profile.evidence.confirm
     if confirm is None:
         return (_missing("Throughput as training will run", reported),)
-    return _confirmation(confirm)
+    return _confirmation(confirm, reported.profile.subject.size)
 
 
 def kernels_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
@@ -58,8 +58,13 @@ def kernels_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     return kernels_blocks(confirm.kernels)
 
 
-def _confirmation(confirm: ConfirmEvidence) -> tuple[doc.Block, ...]:
-    """Return what was promised and delivered, and the splits that were measured."""
+def _confirmation(confirm: ConfirmEvidence, size_name: str) -> tuple[doc.Block, ...]:
+    """Return what was promised and delivered, and the splits that were measured.
+
+    Args:
+        confirm: Evidence of the confirmation.
+        size_name: Name of the size of a micro-batch.
+    """
     facts: list[tuple[str, doc.Words]] = [
         ("Promised and delivered", (confirmed_words(confirm),))
     ]
@@ -74,7 +79,9 @@ def _confirmation(confirm: ConfirmEvidence) -> tuple[doc.Block, ...]:
                 ),
             )
         )
-    return (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm))
+    if confirm.not_verified is not None:
+        facts.append(("Not verified", (confirm.not_verified,)))
+    return (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm, size_name))
 
 
 def _missing(subject: str, reported: ReportedProfile) -> doc.Missing:
@@ -86,23 +93,26 @@ def _missing(subject: str, reported: ReportedProfile) -> doc.Missing:
     return doc.Missing(subject=subject, commands=commands)
 
 
-def _splits_table(confirm: ConfirmEvidence) -> doc.Table:
+def _splits_table(confirm: ConfirmEvidence, size_name: str) -> doc.Table:
     """Return the table of the splits that were measured, the used one first."""
 
     def rate(row: SplitRates) -> float:
         return trimmed_mean(row.tokens_per_s)
 
     best = max(rate(row) for row in confirm.rows)
+    heading = size_name
+    if size_name == "micro_batch_size":
+        heading = "micro-batch size"
     return table_of(
         "Splits of the global batch in windows of training",
         confirm.rows,
-        ("micro-batch size", "r", lambda row: str(row.micro_batch_size)),
+        (heading, "r", lambda row: str(row.micro_batch_size)),
         (
             "accumulation steps",
             "r",
             lambda row: str(row.gradient_accumulation_steps),
         ),
-        ("tokens/s", "r", lambda row: format_number(rate(row))),
+        (confirm.rate_unit, "r", lambda row: format_number(rate(row))),
         ("share of best", "r", lambda row: format_share(rate(row) / best)),
         ("windows", "r", lambda row: str(len(row.tokens_per_s))),
     )

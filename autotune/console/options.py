@@ -417,19 +417,22 @@ class OwnOptions:
         ),
     ] = None
 
+    def given(self) -> dict[str, bool]:
+        """Return the options that need a function, and whether each is set."""
+        return {
+            "--subject": self.subject != "own",
+            "--per-size": self.per_size is not None,
+            "--set": self.arguments is not None,
+            "--along": self.along is not None,
+        }
+
     def reject_without_function(self, command: str) -> None:
         """Reject options of your own code if none of its functions is named.
 
         Raises:
             UsageError: If one is set.
         """
-        given = {
-            "--subject": self.subject != "own",
-            "--per-size": self.per_size is not None,
-            "--set": self.arguments is not None,
-            "--along": self.along is not None,
-        }
-        for name, is_set in given.items():
+        for name, is_set in self.given().items():
             if is_set:
                 raise UsageError(
                     f"{name} applies to your own code, and no function of it is named",
@@ -454,7 +457,40 @@ class OwnOptions:
                     "Omit it; your own function decides that, if need be by --set"
                     f" {name}=VALUE"
                 )
+                if name in ("model", "data"):
+                    next_step = "Omit it: your functions have their own model and data."
                 raise UsageError(what, next_step=next_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedCodeOptions(OwnOptions):
+    """Functions of your own training code to tune in all phases."""
+
+    loader: Annotated[
+        str | None,
+        option(
+            "MODULE:FUNCTION",
+            "Your own loader, with --step: build_loader(num_workers).",
+        ),
+    ] = None
+    vary: Annotated[
+        list[str] | None,
+        option(
+            "NAME=V1,V2",
+            "Values of an argument to search with --explore, the present one first;"
+            " repeatable. All must train the same model.",
+            "--vary",
+            advanced=True,
+        ),
+    ] = None
+
+    def given(self) -> dict[str, bool]:
+        """Return the options that need a function, and whether each is set."""
+        return {
+            **OwnOptions.given(self),
+            "--loader": self.loader is not None,
+            "--vary": self.vary is not None,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,18 +545,26 @@ class ProbeOptions(ModelOptions):
         option("DIR", "Dataset directory.", envvar="AUTOTUNE_DATA", show_default=False),
     ] = NOT_GIVEN
 
-    def require(self) -> None:
-        """Raise ``UsageError`` unless a model and a dataset are set."""
+    def require(self, command: str = "probe") -> None:
+        """Raise ``UsageError`` unless a model and a dataset are set.
+
+        ``command`` is the name of the command, for the message.
+        """
         for name, given in {
             "--model": bool(self.model),
             "--data": self.data != NOT_GIVEN,
         }.items():
             if not given:
                 own = (
-                    "your own training code: autotune probe --step my_module:build_step"
+                    f"your own training code: autotune {command} --step"
+                    " my_module:build_step"
                 )
-                next_step = f"autotune probe --model bert-120m --data data; or {own}"
-                raise UsageError(f"autotune probe requires {name}", next_step=next_step)
+                next_step = (
+                    f"autotune {command} --model bert-120m --data data; or {own}"
+                )
+                raise UsageError(
+                    f"autotune {command} requires {name}", next_step=next_step
+                )
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,26 +6,31 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.evidence.kernels import StepKernels
 from trainer.formats.tables import StrictTable
 
+TOKENS = "tokens"
+"""Unit of rates unless another one is named."""
+
 
 class SplitRates(StrictTable):
     """Throughput of one split of the global batch, in windows of training."""
 
     micro_batch_size: PositiveInt
-    """Sequences of each rank's micro-batch."""
+    """Sequences of each rank's micro-batch; for code of yours, its searched size."""
     gradient_accumulation_steps: PositiveInt
     """Micro-batches of each rank in an optimizer step of training."""
     micro_batches_measured: PositiveInt
     """Micro-batches of each rank in an optimizer step of the windows, which is less if
     a whole step takes long."""
     tokens_per_s: list[PositiveFloat]
-    """Non-padding tokens/s of each window, each in a separate process."""
+    """Non-padding tokens/s, or the evidence's unit/s, of each window, each in a
+    separate process."""
 
 
 class DeliveredTraining(StrictTable):
     """Throughput of a short training by the trainer's own loop."""
 
     tokens_per_s: PositiveFloat
-    """Non-padding tokens/s of its steps, without the first logged ones."""
+    """Non-padding tokens/s, or the evidence's unit/s, of its steps, without the first
+    ones."""
     steps: PositiveInt
     """Optimizer steps that count."""
     seconds: NonNegativeFloat
@@ -38,6 +43,8 @@ class DeliveredTraining(StrictTable):
 class ConfirmEvidence(StrictTable):
     """Throughput that the settings of a profile promise, and what training delivers."""
 
+    unit: str | None = None
+    """Unit of all rates, as a plural; None for tokens."""
     rows: list[SplitRates]
     """Splits of the global batch, the chosen one first."""
     num_workers: NonNegativeInt
@@ -45,7 +52,8 @@ class ConfirmEvidence(StrictTable):
     local_ranks: PositiveInt
     """Ranks that trained together on this node."""
     promised_tokens_per_s: PositiveFloat
-    """Non-padding tokens/s to expect of a training with the chosen split."""
+    """Non-padding tokens/s, or the unit/s, to expect of a training with the chosen
+    split."""
     promised_low: PositiveFloat | None = None
     """Lower bound for one further process at 95 % confidence; None if too few windows
     show a spread."""
@@ -56,6 +64,8 @@ class ConfirmEvidence(StrictTable):
     """Short training with the chosen split; None if there was none."""
     not_delivered: str | None = None
     """Reason why there was no training, in words; None if there was one."""
+    not_verified: str | None = None
+    """Tuned settings with which nothing was trained, and why; None if all were."""
     kernels: StepKernels | None = None
     """Kernels of a step with the chosen split, each with its bound; None if they were
     not profiled."""
@@ -69,8 +79,13 @@ class ConfirmEvidence(StrictTable):
     """Seconds that windows and training took, those from the trial log included."""
 
     @property
+    def rate_unit(self) -> str:
+        """Unit of all rates, such as ``tokens/s``."""
+        return f"{self.unit or TOKENS}/s"
+
+    @property
     def promised(self) -> Interval:
-        """Promised tokens/s, with the bounds for one further process."""
+        """Promised rate, with the bounds for one further process."""
         return Interval.from_bounds(
             self.promised_tokens_per_s,
             self.promised_low,

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.errors import NotCheckable
+from autotune.evidence.argument import Argument
 from autotune.evidence.peak_contents import PeakContents
 from trainer.formats.tables import StrictTable
 
@@ -122,6 +123,9 @@ class ProbeEvidence(StrictTable):
     """Steps of torch's optimizers in that trial; 0 if none of them is used."""
     trains: bool = False
     """True if the function is a training loop, which another loader cannot feed."""
+    settings: dict[str, Argument] = Field(default_factory=dict)
+    """Present values of settings that may be varied, as far as the step reports
+    them."""
     multiple_of: PositiveInt = 1
     """Sizes that were tried are multiples of it."""
     varies_bytes: NonNegativeInt = 0

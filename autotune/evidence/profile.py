@@ -258,6 +258,13 @@ class Profile(StrictTable):
         )
 
     @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Kind of device that training runs on."""
+        if self.train_table is not None:
+            return self.train_table.device
+        return self.fingerprint.device
+
+    @property
     def size(self) -> Argument | None:
         """Chosen value of the searched argument; None if none was chosen or set."""
         if self.train_table is not None:

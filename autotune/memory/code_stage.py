@@ -1,6 +1,7 @@
 """Probe of a step of yours, from request to written profile."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
@@ -11,6 +12,7 @@ from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import (
     Constraints,
     Evidence,
+    Profile,
 )
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import (
@@ -20,6 +22,7 @@ from autotune.machine.measured_device import (
     memory_budget,
 )
 from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
+from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import probe_subject
 from autotune.memory.size_probe import FIT_STEPS_OF_CODE, SizeProbe
 from autotune.memory.values import ModelTraceRequest
@@ -31,10 +34,11 @@ from autotune.profiles.store import (
 )
 from autotune.subjects.bench import CodeBench, open_own
 from autotune.subjects.code_profile import new_profile
-from autotune.subjects.subject import Subject
+from autotune.subjects.subject import Argument, Subject
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
+from autotune.trials.values import FinishedTrial
 
 MAX_SIZE = 2**20
 """Largest size to try by default: a small model takes very large micro-batches."""
@@ -49,6 +53,9 @@ class StepProbe:
 
     subject: Subject
     reports: Path
+    choice: Mapping[str, Argument] = field(default_factory=dict)
+    """Settings of the subject besides the size; those that are missing are as the
+    subject has them."""
     memory_bytes: int | None = None
     headroom_share: float = HEADROOM_SHARE
     max_size: int = MAX_SIZE
@@ -60,6 +67,8 @@ class StepProbe:
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     ranks: int | None = None
     """Ranks of this node that take the steps together; None for one."""
+    traced: bool = True
+    """True if ``build_model`` in the module of the step is traced before any trial."""
     measures_throughput: bool = True
     """False to search for the largest size alone."""
     study_file: Path | None = None
@@ -82,27 +91,68 @@ def probe_own(
 
     with open_own(choice, probe.subject, probe.trial_timeout_s, check=check) as bench:
         (path,) = profile_paths(out, [probe.subject.name], bench.site.name)
-        size, evidence, runner, budget_bytes = run_probe(
-            bench, probe, path, ends_s=ends_s
-        )
-        profile = new_profile(
-            bench,
-            runner,
-            probe.subject,
-            command="probe",
-            settings={probe.subject.size.name: size},
-            constraints=Constraints(
-                memory_budget_bytes=budget_bytes, headroom_share=probe.headroom_share
-            ),
-            evidence=Evidence(probe=evidence),
-        )
-        profile = keep_workers(profile, path)
-        write_profile(path, profile)
-        return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
+        return probe_step(bench, probe, path, ends_s=ends_s)
+
+
+def probe_step(
+    bench: CodeBench,
+    probe: StepProbe,
+    path: Path,
+    traced: MemoryEstimate | None = None,
+    *,
+    ends_s: float | None = None,
+) -> WrittenProfile:
+    """Find the largest size on an open bench, and write the profile at ``path``.
+
+    Args:
+        bench: Machine on which trials of the step run.
+        probe: The step and its limits.
+        path: Path of the profile, which also names the trial log.
+        traced: Prediction of ``build_model``, if it was traced before.
+        ends_s: Time after which no trial begins, in seconds since 1970.
+    """
+    profile, trials = profile_of_step(bench, probe, path, traced, ends_s=ends_s)
+    profile = keep_workers(profile, path)
+    write_profile(path, profile)
+    return WrittenProfile(path=path, profile=profile, trials=trials)
+
+
+def profile_of_step(
+    bench: CodeBench,
+    probe: StepProbe,
+    path: Path,
+    traced: MemoryEstimate | None = None,
+    *,
+    ends_s: float | None = None,
+) -> tuple[Profile, tuple[FinishedTrial, ...]]:
+    """Return the profile of a probe, not written yet, and every trial.
+
+    Arguments are as for ``probe_step``.
+    """
+    size, evidence, runner, budget_bytes = run_probe(
+        bench, probe, path, traced, ends_s=ends_s
+    )
+    profile = new_profile(
+        bench,
+        runner,
+        probe.subject,
+        command="probe",
+        settings={probe.subject.size.name: size, **probe.choice},
+        constraints=Constraints(
+            memory_budget_bytes=budget_bytes, headroom_share=probe.headroom_share
+        ),
+        evidence=Evidence(probe=evidence),
+    )
+    return profile, tuple(runner.finished)
 
 
 def run_probe(
-    bench: CodeBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
+    bench: CodeBench,
+    probe: StepProbe,
+    path: Path,
+    traced: MemoryEstimate | None = None,
+    *,
+    ends_s: float | None = None,
 ) -> tuple[int, ProbeEvidence, TrialRunner, int]:
     """Find the largest size, with the trial log of the profile at ``path``.
 
@@ -133,12 +183,18 @@ def run_probe(
         size, evidence = probe_subject(
             replace(
                 size_probe_of(bench, probe, budget, ranks),
-                study_name=f"{path.stem}: probe",
+                study_name=f"{path.stem}: {_study_of(probe)}",
             ),
             runner,
             bench.site.host.ram_available_bytes,
+            traced,
         )
     return size, evidence, runner, budget
+
+
+def _study_of(probe: StepProbe) -> str:
+    """Return the name of a probe's study within its profile."""
+    return "probe of the explored settings" if probe.choice else "probe"
 
 
 def size_probe_of(
@@ -146,10 +202,10 @@ def size_probe_of(
 ) -> SizeProbe:
     """Return the search for the largest size of a step of yours, with its limits."""
     subject, site = probe.subject, bench.site
-    step = subject.step({})
+    step = subject.step(probe.choice)
     assert step is not None, f"{subject.words} has no step"
     trace, overheads = None, None
-    if bench.model is not None:
+    if bench.model is not None and probe.traced:
         trace = ModelTraceRequest(
             model=bench.model,
             arguments=dict(step.arguments),
@@ -169,6 +225,8 @@ def size_probe_of(
         memory_budget_bytes=budget_bytes,
         max_size=probe.max_size,
         fit_steps=FIT_STEPS_OF_CODE,
+        fit_choice=probe.choice,
+        timed_choice=probe.choice,
         multiple_of=probe.multiple_of,
         headroom_share=probe.headroom_share,
         trial_timeout_s=probe.trial_timeout_s,

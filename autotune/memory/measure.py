@@ -186,6 +186,7 @@ def _evidence(
         host_peak_bytes=figures.host_peak_bytes,
         optimizer_steps=figures.optimizer_steps,
         trains=figures.trains,
+        settings=dict(figures.settings),
         multiple_of=unit,
         varies_bytes=search.varies_bytes,
         verified_in="this process" if probe.in_this_process else "fresh processes",

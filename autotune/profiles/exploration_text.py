@@ -42,6 +42,6 @@ def _comparison(explore: ExploreEvidence) -> str:
     if row is not None and row.predicted_ratio is not None:
         predicted = f" (predicted: {format_ratio(row.predicted_ratio)})"
     return (
-        f"{explore.candidate.name} has {ratio} times the non-padding tokens/s of"
+        f"{explore.candidate.name} has {ratio} times the throughput of"
         f" {explore.starting.name}{predicted}"
     )

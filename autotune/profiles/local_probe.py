@@ -43,10 +43,10 @@ def require_local_probe(
         )
     if here is not None:
         require_local(stored, here, replayed=replayed)
-    micro_batch_size = stored.profile.train.micro_batch_size
-    if micro_batch_size > probe.feasible_max:
+    size, name = stored.profile.size, stored.profile.subject.size
+    if isinstance(size, int) and size > probe.feasible_max:
         raise ProfileRejected(
-            f"micro_batch_size = {micro_batch_size} exceeds {probe.feasible_max}, the"
+            f"{name} = {size} exceeds {probe.feasible_max}, the"
             " largest that was verified to fit",
             next_step=f"Lower it in {path}, or probe again: {command}",
         )

@@ -32,7 +32,7 @@ def sweep_request(
         BadConfig: If no dataset is named.
     """
     return SweepRequest(
-        data=stored.data_dir(options.data),
+        data=stored.data_dir(options.data) if stored.profile.has_train else Path(),
         reports=reports,
         budget_s=time_limit_s,
         local_ranks=options.ranks,
@@ -51,15 +51,15 @@ def profile_job(
     on_gpus: bool = True,
 ) -> JobRequest:
     """Return the job that measures a profile's training."""
-    train, probe = stored.profile.train, stored.profile.evidence.probe
+    profile, probe = stored.profile, stored.profile.evidence.probe
     return JobRequest(
-        name=f"{name}-{train.model.name}",
+        name=f"{name}-{profile.subject.name}",
         purpose=purpose,
         trial_log=str(request.reports / stored.path.stem / "trials"),
         expected_minutes=request.budget_s / 60 + 1,
         trial_timeout_s=request.trial_timeout_s,
         ranks=request.local_ranks or (None if probe is None else probe.local_ranks),
-        on_gpus=on_gpus and train.device == "cuda",
-        cpus=stored.profile.fingerprint.allotted_cpus,
+        on_gpus=on_gpus and profile.device == "cuda",
+        cpus=profile.fingerprint.allotted_cpus,
         reports=request.reports,
     )

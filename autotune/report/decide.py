@@ -14,6 +14,7 @@ from autotune.base.wording import plural
 from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
 from autotune.evidence.baseline import BaselineEvidence, RecipeName, row_of
+from autotune.evidence.confirm import ConfirmEvidence
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
@@ -123,7 +124,7 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
     if phase == "probe":
         return probe_command(one.profile, one.path)
     evidence = one.profile.evidence
-    if not one.profile.has_train:
+    if phase == "workers" and not one.profile.has_train:
         return _own_workers_command(one, evidence.workers)
     budget_s = USUAL_BUDGET_S
     if phase == "confirm":
@@ -185,7 +186,11 @@ def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
     dip = evidence.probe.dip
     if dip is not None and not dip.kernels:
         yield Doubt(dip_words(dip))
-    confirm = evidence.confirm
+    yield from _doubts_on_promise(evidence.confirm)
+
+
+def _doubts_on_promise(confirm: ConfirmEvidence | None) -> Iterator[Doubt]:
+    """Yield the doubt about a promise that training did not keep."""
     if confirm is not None and confirm.is_kept is False:
         words = confirmed_words(confirm)
         yield Doubt(f"outside the promised interval: {words}", "confirm")
@@ -202,6 +207,7 @@ def _doubts_on_own_code(one: ReportedProfile) -> Iterator[Doubt]:
         yield Doubt("steps of one size differ in memory")
     yield from _doubts_on_workers(one.profile.evidence.workers)
     yield from _disturbances(one.trials, "workers")
+    yield from _doubts_on_promise(one.profile.evidence.confirm)
 
 
 def _disturbances(

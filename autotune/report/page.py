@@ -182,11 +182,11 @@ def _evidence(
     add("Memory", "memory", _memory)
     add_of_trainer("Throughput by micro-batch", "curve", curve_section)
     add("Data loading", "workers", workers_section)
-    add_of_trainer("Promised and delivered", "confirm", confirm_section)
+    add("Promised and delivered", "confirm", confirm_section)
     add_of_trainer("Kernels", "kernels", kernels_section)
     parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
     add_of_trainer("Network", "network", network_section)
-    add_of_trainer("Joint search", "explored", exploration_section)
+    add("Joint search", "explored", exploration_section)
     # Nothing measures these for code of yours yet.
     unavailable = doc.Missing(
         subject="require settings of the bundled trainer",

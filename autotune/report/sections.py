@@ -404,6 +404,31 @@ def step_chart(
     )
 
 
+def own_summary_table(profiles: Sequence[Profile]) -> doc.Table:
+    """Return the tuned values of your code, with the promised and delivered rate."""
+
+    def confirmed(profile: Profile) -> str | None:
+        confirm = profile.evidence.confirm
+        return None if confirm is None else confirmed_words(confirm)
+
+    return doc.table_of(
+        "",
+        profiles,
+        ("your code", "l", lambda one: one.subject.words),
+        ("values", "l", _own_values),
+        (
+            "max",
+            "r",
+            lambda one: (
+                None
+                if one.evidence.probe is None
+                else f"{one.evidence.probe.feasible_max:,}"
+            ),
+        ),
+        ("throughput", "l", confirmed),
+    )
+
+
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals.
 

@@ -71,7 +71,8 @@ def subject_request(
 ) -> ExploreRequest:
     """Return the search of the settings that a subject declares.
 
-    Settings that change the recipe keep their present value.
+    Settings that change the recipe keep their present value. Those that ``present``
+    lacks are fixed by you, and are not searched.
 
     Args:
         windows: Windows of the subject, whose budget is that of the search.
@@ -83,6 +84,9 @@ def subject_request(
     """
     searched, left_out = [], []
     for setting in windows.subject.settings():
+        if setting.name not in present:
+            left_out.append(f"{setting.name}: set by you")
+            continue
         values = tuple(dict.fromkeys((present[setting.name], *setting.values)))
         if setting.changes_recipe:
             values = values[:1]

@@ -3,6 +3,7 @@
 from autotune.base.document import Block, Missing, bulleted, table_of
 from autotune.base.units import format_count
 from autotune.evidence.explore import ExploredRow, ExploreEvidence
+from autotune.profiles.decide.follow_up import exploring_command
 from autotune.profiles.exploration_text import exploration_lines
 from autotune.profiles.reported_profile import ReportedProfile
 
@@ -11,7 +12,7 @@ def exploration_section(profile: ReportedProfile) -> tuple[Block, ...]:
     """Return the search's result and trials, the fastest first, failed ones last."""
     explore = profile.profile.evidence.explore
     if explore is None:
-        command = f"autotune tune --model {profile.name} --data DIR --explore"
+        command = exploring_command(profile.profile)
         return (
             Missing(
                 subject="Joint search of the step's settings",
@@ -22,7 +23,11 @@ def exploration_section(profile: ReportedProfile) -> tuple[Block, ...]:
     columns = [
         ("configuration", "l", lambda row: row.name),
         ("windows", "r", lambda row: str(row.windows)),
-        ("tokens/s (median)", "r", lambda row: format_count(row.tokens_per_s)),
+        (
+            f"{profile.profile.subject.unit}/s (median)",
+            "r",
+            lambda row: format_count(row.tokens_per_s),
+        ),
         ("ratio", "r", lambda row: _ratio(row.ratio_to_starting)),
     ]
     if any(row.predicted_ratio for row in explore.rows):
@@ -31,7 +36,7 @@ def exploration_section(profile: ReportedProfile) -> tuple[Block, ...]:
         )
     columns.append(("outcome", "l", _outcome))
     table = table_of(
-        "Configurations that were tried; tokens/s exclude padding, ratios are to the"
+        "Configurations that were tried; rates exclude padding, ratios are to the"
         " starting one in the same round",
         _fastest_first(explore),
         *columns,

@@ -1,35 +1,23 @@
-"""The search phase of a tuning.
-
-It searches a step's settings jointly, probes the best, and writes them into the
-profile.
-"""
+"""The search phase of a tuning of the bundled trainer."""
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from autotune.base.files import write_atomically
-from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.evidence.explore import ExploreEvidence
-from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.memory.estimate import CannotTrace
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
-from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile, before_sweep
-from autotune.profiles.toml_file import profile_to_toml
 from autotune.search.configuration import Configuration
 from autotune.search.decide.configuration_space import (
-    at_trained_size,
     configuration_space,
-    with_size,
     without_size,
 )
-from autotune.search.explore_evidence import explore_evidence
-from autotune.search.measure import Exploration
+from autotune.search.explore import explore
 from autotune.search.request import ExploreRequest, StepPrediction, StepPredictor
-from autotune.search.verification import ConfirmedChoice, confirm, confirm_one_of
 from autotune.search.windows import StepWindows
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
@@ -43,6 +31,7 @@ from autotune.subjects.mlm.settings import (
     step_support,
 )
 from autotune.subjects.mlm.workers.windows import training_windows
+from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_machine import Machine
@@ -64,129 +53,60 @@ def explore_settings(
         Undecided: If the starting configuration could not be measured.
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
-    space = explore_request(bench, stored, probe_request, request)
-    with bench.phase(
-        "explore", stored.path, stored.profile.train.model, request, 40
-    ) as runner:
-        search = Exploration(request=space, runner=runner)
-        search.run()
-        choice = confirm(search)
-    profile, choice = _settle(bench, stored, probe_request, search, choice)
-    evidence = explore_evidence(search, choice)
-    write_atomically(
-        stored.path,
-        profile_to_toml(add_evidence(profile, "explore", evidence, runner)),
-    )
-    return evidence
-
-
-def _settle(
-    bench: Session,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    search: Exploration,
-    choice: ConfirmedChoice,
-) -> tuple[Profile, ConfirmedChoice]:
-    """Probe the settings to adopt.
-
-    If only a smaller micro-batch leaves the headroom free, its speed is verified as
-    well.
-
-    Returns:
-        The profile with the adopted settings, and the choice; the stored profile, if
-        nothing is adopted.
-    """
-    if not choice.adopted:
-        return stored.profile, choice
-    try:
-        probed = _probe(bench, stored, probe_request, search, choice.candidate)
-    except (ExceedsMemory, OutOfTime) as error:
-        return stored.profile, replace(choice, adopted=False, rejected=error.message)
-    probe = probed.evidence.probe
-    assert probe is not None
-    choice = _with_headroom(
-        search,
-        choice,
-        with_headroom(probe.feasible_max, probed.constraints.headroom_share),
-    )
-    if not choice.adopted:
-        return stored.profile, choice
-    return _adopted(probed, probe, search, choice.candidate), choice
-
-
-def _probe(
-    bench: Session,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    search: Exploration,
-    candidate: Configuration,
-) -> Profile:
-    """Return the profile of a probe of the candidate's settings.
-
-    Raises:
-        ExceedsMemory: If not even size 1 fits.
-        OutOfTime: If the time budget is used up.
-    """
-    settings = {
-        **candidate,
-        "parallel": stored.profile.train.parallel,
-        "global_batch_tokens": stored.profile.constraints.global_batch_tokens,
-    }
-    request = replace(
-        probe_request, config=probe_request.config.model_copy(update=settings)
-    )
-    profile, _ = profile_of_probe(
-        bench,
-        prepare(bench, request),
-        stored.path,
-        budget_ends_s=search.runner.budget_ends_s,
-        study_name=f"{stored.path.stem}: probe of the explored settings",
-    )
-    return profile
-
-
-def _with_headroom(
-    search: Exploration, choice: ConfirmedChoice, most: int
-) -> ConfirmedChoice:
-    """Return the choice with a size that leaves the headroom free.
-
-    A smaller size than the candidate's is verified to be faster as well.
-
-    Args:
-        search: Search that has ended.
-        choice: Its choice.
-        most: Largest size that leaves the headroom free.
-    """
-    settings = search.request.settings
-    if int(choice.candidate[settings.size.name]) <= most:
-        return choice
-    smaller = at_trained_size(settings, with_size(settings, choice.candidate, most))
-    if smaller == search.starting:
-        reason = (
-            f"only micro-batch size {most} leaves the headroom free, which is the"
-            " starting configuration"
+    return explore(
+        TrainerStep(
+            bench=bench, stored=stored, probe_request=probe_request, sweep=request
         )
-        return replace(choice, adopted=False, rejected=reason)
-    search.state.add(smaller)
-    verified = confirm_one_of([smaller], search)
-    return replace(
-        verified,
-        equal_loss=verified.equal_loss or choice.equal_loss,
-        passed_over=choice.passed_over,
     )
 
 
-def _adopted(
-    probed: Profile, probe: ProbeEvidence, search: Exploration, candidate: Configuration
-) -> Profile:
-    """Return the profile of a probe with the size that the search chose."""
-    size = int(candidate[search.request.settings.size.name])
-    train = probed.train.model_copy(update={"micro_batch_size": size})
-    reason = "found by the joint search of the step's settings"
-    evidence = probed.evidence.model_copy(
-        update={"probe": probe.model_copy(update={"choice": reason})}
-    )
-    return probed.with_train(train).model_copy(update={"evidence": evidence})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStep:
+    """A probed step of the bundled trainer whose settings are searched."""
+
+    bench: Session
+    stored: StoredProfile
+    probe_request: ProbeRequest
+    """The probe, with the settings that you fixed."""
+    sweep: SweepRequest
+    """Length of the windows, and their time budget."""
+
+    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
+        """Run the phase; its runner writes to the profile's trial log."""
+        model = self.stored.profile.train.model
+        return self.bench.phase(
+            "explore", self.stored.path, model, self.sweep, expected_trials
+        )
+
+    def request(self) -> ExploreRequest:
+        """Return the configurations to search, and their windows."""
+        return explore_request(self.bench, self.stored, self.probe_request, self.sweep)
+
+    def probed(self, candidate: Configuration, ends_s: float | None) -> Profile:
+        """Return the profile of a probe of a candidate, as for ``ExploredStep``."""
+        settings = {
+            **candidate,
+            "parallel": self.stored.profile.train.parallel,
+            "global_batch_tokens": self.stored.profile.constraints.global_batch_tokens,
+        }
+        request = replace(
+            self.probe_request,
+            config=self.probe_request.config.model_copy(update=settings),
+        )
+        profile, _ = profile_of_probe(
+            self.bench,
+            prepare(self.bench, request),
+            self.stored.path,
+            budget_ends_s=ends_s,
+            study_name=f"{self.stored.path.stem}: probe of the explored settings",
+        )
+        return profile
+
+    def with_size(self, profile: Profile, size: int) -> Profile:
+        """Return a profile with another micro-batch size."""
+        return profile.with_train(
+            profile.train.model_copy(update={"micro_batch_size": size})
+        )
 
 
 def explore_request(

@@ -18,7 +18,9 @@ from autotune.subjects.subject import Call, Subject
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
+from autotune.trials.runner import TrialRunner
 from autotune.trials.session import open_bench
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench
 from autotune.trials.values import JOB_MODULES, JobName, Trial, TrialRequest
 from trainer.formats.canonical_json import canonical_sha256
@@ -37,6 +39,8 @@ class CodeBench(Bench):
     trials."""
     loader_parameters: frozenset[str] = frozenset()
     """Names of the parameters of the function that builds the loader."""
+    step_parameters: frozenset[str] | None = None
+    """Names of the parameters of your step's function; None if it takes any."""
     model: str | None = None
     """``build_model`` in the module of the step, if it has one."""
     forked: bool = True
@@ -53,6 +57,16 @@ class CodeBench(Bench):
             None,
             self.server.versions.get("cuda"),
         )
+
+    @contextlib.contextmanager
+    def phase(
+        self, name: str, profile: Path, request: SweepRequest, trials: int
+    ) -> Iterator[TrialRunner]:
+        """Run a phase of tuning a profile; arguments are as for ``Bench.tuning``."""
+        with self.tuning(
+            f"{name} {self.subject.words}", profile, self.fingerprint, request, trials
+        ) as runner:
+            yield runner
 
     def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
         """Return the trial of a request, with inputs that depend on this machine."""
@@ -132,11 +146,17 @@ def open_own(
             load_average_1min=bench.load_average_1min,
             directory=directory,
             loader_parameters=frozenset(told["loader_parameters"]),
+            step_parameters=_names(told["parameters"].get("step")),
             model=told["model"],
             forked=told["unsafe"] is None,
             subject=subject,
             sources=told["source_sha256"],
         )
+
+
+def _names(parameters: Mapping[str, bool] | None) -> frozenset[str] | None:
+    """Return the names of parameters; None if they are unknown."""
+    return None if parameters is None else frozenset(parameters)
 
 
 def measured_sha256(subject: Subject, sources: Mapping[str, str]) -> str:
@@ -187,6 +207,9 @@ def check_arguments(
         known = parameters[role]
         searched = subject.size.name if role == "step" else "num_workers"
         given = {*call.arguments, searched, "device"}
+        if calls["step"] is not None:
+            # The loader gets the size that the probe chose.
+            given.add(subject.size.name)
         given_names |= set(call.arguments)
         is_searched = role == "loader" or calls["loader"] is None
         missing = [
@@ -240,7 +263,7 @@ def _jobs_of(code: Subject) -> list[str]:
     """Return the modules of the jobs that call functions of the code."""
     jobs: list[JobName] = []
     if code.step({}) is not None:
-        jobs.append("step")
+        jobs += ["step", "short_training"]
     if code.loader({}) is not None:
         jobs.append("window")
     return [JOB_MODULES[job] for job in jobs]

@@ -32,6 +32,15 @@ def subject_class(kind: str) -> type[Subject]:
     return loaded
 
 
+def stored_subject(stored: SubjectTable) -> Subject:
+    """Return the subject of a profile.
+
+    Raises:
+        BadInput: If its kind is not known here.
+    """
+    return subject_class(stored.kind).from_table(stored.table)
+
+
 def merged_subject(stored: SubjectTable, given: Subject) -> Subject:
     """Return the subject of a profile, with what the command line gives in addition.
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
@@ -20,13 +21,17 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]\w*)")
 
 
 def requested_subjects(
-    options: "OwnOptions", *, loader: str | None = None
+    options: "OwnOptions",
+    *,
+    loader: str | None = None,
+    vary: Sequence[str] = (),
 ) -> list[Subject]:
     """Return the subject with each combination of the arguments.
 
     Args:
         options: Options that name your functions.
         loader: Name of the function that builds a loader; None if there is none.
+        vary: Values of arguments that may be varied, as ``NAME=V1,V2``.
 
     Raises:
         UsageError: If a function or an argument is malformed.
@@ -41,21 +46,26 @@ def requested_subjects(
                     " path/of/script.py:function"
                 ),
             )
-    values: dict[str, list[Argument]] = {}
-    for assignment in options.arguments or ():
-        name, equals, text = assignment.partition("=")
-        if not equals or not name.isidentifier() or not text:
+    values = _values("--set", options.arguments or (), example="seq_length=512")
+    varied = _values("--vary", vary, example="activation_checkpointing=false,true")
+    for name, several in varied.items():
+        if name in values:
             raise UsageError(
-                f"--set {assignment!r} is not NAME=VALUE",
-                next_step="Write --set seq_length=512",
+                f"--vary {name} cannot be used with --set {name}",
+                next_step="Omit one: the first value of --vary is the present one.",
             )
-        values[name] = [_scalar(word) for word in text.split(",")]
+        if len(set(several)) < 2:
+            raise UsageError(
+                f"--vary {name} has one value",
+                next_step=f"Add others: --vary {name}={several[0]},OTHER",
+            )
     subject_type = subject_class(options.subject)
     table = {
         "step_function": options.step,
         "loader_function": loader,
         "along": options.along or MICRO_BATCH_SIZE,
         **_units(options.per_size),
+        **({"varied": varied} if varied else {}),
     }
     return [
         subject_type.from_table(
@@ -63,6 +73,26 @@ def requested_subjects(
         )
         for chosen in itertools.product(*values.values())
     ]
+
+
+def _values(
+    option: str, assignments: Sequence[str], *, example: str
+) -> dict[str, list[Argument]]:
+    """Return the values of arguments that an option names, as ``NAME=V1,V2``.
+
+    Raises:
+        UsageError: If one is malformed.
+    """
+    values: dict[str, list[Argument]] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.isidentifier() or not text:
+            raise UsageError(
+                f"{option} {assignment!r} is not NAME=VALUE",
+                next_step=f"Write {option} {example}",
+            )
+        values[name] = [_scalar(word) for word in text.split(",")]
+    return values
 
 
 def _units(per_size: str | None) -> dict[str, Any]:

@@ -26,6 +26,8 @@ child process of a trial imports and calls them:
   argument gets each batch.
 - Both functions of a timed window get ``round_number`` if they have a parameter of this
   name: windows of one round are compared, and another round may have other data.
+- The function of ``training`` gets its arguments, those of the loader, ``device`` and
+  the size. It trains by its own loop, with its own loader, until it is stopped.
 - The function of ``model`` gets its arguments and the size. It returns a module and its
   batch, on the meta device, from which memory is predicted before any trial.
 
@@ -107,7 +109,10 @@ class StepFacts:
     loss: Callable[[], float] | None = None
     """Returns the loss of the last step, which must be finite."""
     losses: Callable[[], Sequence[float]] | None = None
-    """Returns the loss of each step so far, if the step was asked to keep them."""
+    """Returns the loss of each step so far, if the step was asked to keep them, by its
+    argument ``losses``."""
+    settings: Mapping[str, Argument] | None = None
+    """Present values of the subject's settings, by name; None if they are unknown."""
     end: Callable[[], object] | None = None
     """Called once after the last step, before the process ends."""
 
@@ -191,6 +196,13 @@ class Subject(Protocol):
 
     def loader(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return the function that builds the loader with a choice of settings."""
+
+    def training(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the function that trains by its own loop, with its own loader.
+
+        The choice has settings of the loader, too. None if the step takes batches of
+        the loader.
+        """
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return the function that builds the model and its batch for a trace."""

@@ -5,11 +5,13 @@
 """
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from pydantic import ConfigDict, TypeAdapter
 
+from autotune.evidence.argument import Argument
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.kernels import KernelTime, Roofline
 from autotune.evidence.peak_contents import PeakContents
@@ -77,6 +79,9 @@ class StepFigures(JobFigures):
     contents: PeakContents | None = None
     """Contents of the first rank's memory at the peak of the last step, or when it ran
     out; None unless they were requested."""
+    settings: Mapping[str, Argument] = field(default_factory=dict)
+    """Present values of settings that may be varied, as far as the step reports
+    them."""
     imported: tuple[str, ...] = ()
     """Modules that were imported within the trial; on a CPU they count as its
     memory."""
@@ -247,13 +252,14 @@ class GradientSyncFigures(JobFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortTrainingFigures(JobFigures):
-    """Figures of a short training by the trainer's own command.
+    """Figures of a short training by the trainer's own command, or by code of yours.
 
-    They are of all logged steps but the first ones, which include the warm-up.
+    They are of all steps but the first ones, which include the warm-up.
     """
 
     tokens_per_s: float | None
-    """Non-padding tokens/s on all ranks; None if too few steps were logged in time."""
+    """Non-padding tokens/s, or the subject's units/s, on all ranks; None if too few
+    steps ended in time."""
     steps: int
     """Optimizer steps that count."""
     seconds: float

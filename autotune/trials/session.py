@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from autotune.evidence.profile import Fingerprint
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, open_device
-from autotune.trials import trial_log
 from autotune.trials.contamination_guard import ContaminationGuard
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
@@ -70,14 +68,9 @@ class Session(Bench):
             request: Time budget of the phase and directory of the reports.
             trials: Expected number of trials, for the progress.
         """
-        title = f"{name} {model.name}"
-        budget_s = request.budget_s
-        if request.budget_ends_s is not None:
-            budget_s = min(budget_s, request.budget_ends_s - time.time())
-        with self.display.show(title, budget_s=budget_s) as update:
-            directory = trial_log.report_directory(profile, request.reports)
-            runner = self.runner(directory, self.fingerprint(model), update, trials)
-            runner.budget_ends_s = request.budget_ends_s
+        with self.tuning(
+            f"{name} {model.name}", profile, self.fingerprint(model), request, trials
+        ) as runner:
             yield runner
 
 

@@ -4,10 +4,11 @@ A runner writes to a trial log, shows its trials as progress, and reuses those o
 same site (``site_hash``).
 """
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from autotune.trials.decide.own_records import own_records
 from autotune.trials.outcomes import Outcome, describe
 from autotune.trials.runner import TrialRunner
 from autotune.trials.site_hash import site_hash
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_machine import Machine, StartedMachine
 from autotune.trials.values import FinishedTrial, MadeOn
 from trainer.formats.progress import Update, progress
@@ -73,6 +75,35 @@ class Bench:
             if used_bytes is not None
         ]
         return known_bytes if len(known_bytes) == ranks else None
+
+    @contextlib.contextmanager
+    def tuning(
+        self,
+        title: str,
+        profile: Path,
+        site_fingerprint: Fingerprint,
+        request: SweepRequest,
+        trials: int,
+    ) -> Iterator[TrialRunner]:
+        """Run a phase of tuning a profile.
+
+        The runner shows its progress and writes to the profile's trial log.
+
+        Args:
+            title: Name of the phase and of what is tuned.
+            profile: Path of the profile.
+            site_fingerprint: As for ``runner``.
+            request: Time budget of the phase and directory of the reports.
+            trials: Expected number of trials, for the progress.
+        """
+        budget_s = request.budget_s
+        if request.budget_ends_s is not None:
+            budget_s = min(budget_s, request.budget_ends_s - time.time())
+        with self.display.show(title, budget_s=budget_s) as update:
+            directory = trial_log.report_directory(profile, request.reports)
+            runner = self.runner(directory, site_fingerprint, update, trials)
+            runner.budget_ends_s = request.budget_ends_s
+            yield runner
 
     def runner(
         self,

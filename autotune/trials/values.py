@@ -43,9 +43,11 @@ JOB_MODULES: Mapping[str, str] = {
     "gradient_sync": "autotune.network.jobs.gradient_sync",
     "rates": "autotune.subjects.mlm.jobs.measure_rates",
     "model_trace": "autotune.memory.jobs.model_trace",
+    "short_training": "autotune.confirm.jobs.train",
 }
-"""Module of each job; only a trial's child process imports it, to call its ``run``. A
-``short_training`` has none: it runs the trainer's own command."""
+"""Module of each job; only a trial's child process imports it, to call its ``run``.
+That of ``short_training`` is for code of yours; the bundled trainer trains by its own
+command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,37 +15,78 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.base.defaults import WINDOW_S
+from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, WINDOW_S
 from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from autotune.tune.pipeline import TuneRequest
+    from autotune.tune.subjects import SubjectsToTune
     from autotune.tune.values import TuningResult
 
 Skippable = StrEnum(
     "Skippable",
-    ["ESTIMATE", "PROBE", "ACCUMULATION", "WORKERS", "NETWORK", "BASELINE", "REPORT"],
+    [
+        "ESTIMATE",
+        "PROBE",
+        "ACCUMULATION",
+        "WORKERS",
+        "NETWORK",
+        "CONFIRM",
+        "BASELINE",
+        "REPORT",
+    ],
 )
+_OPTIONS_OF_OWN_CODE = frozenset(
+    {
+        "step",
+        "loader",
+        "vary",
+        "subject",
+        "per_size",
+        "arguments",
+        "along",
+        "memory_bytes",
+        "max_micro_batch_size",
+        "ranks",
+        "device",
+        "trial_timeout_s",
+        "explore",
+        "time_limit_s",
+        "skip",
+        "window_s",
+        "out",
+        "study",
+        "slurm",
+        "wait",
+        "dry_run",
+        "as_json",
+        "here",
+        "reports",
+    }
+)
+"""Parameters of the command that apply to your own code. The options of all others are
+rejected with it."""
 
 
 @opt.grouped
 def tune(
     context: typer.Context,
     *,
-    options: opt.ModelOptions,
+    options: opt.ProbeOptions,
+    own: opt.TunedCodeOptions,
     nodes: Annotated[int, opt.NODES] = 1,
     explore: Annotated[
         bool,
         opt.flag(
             "--explore",
             "Also search precision, attention, checkpointing, compilation, layout,"
-            " micro-batch.",
+            " micro-batch; of your own code, what --vary or its library declares.",
         ),
     ] = False,
     time_limit_s: Annotated[
-        float | None, opt.time_limit("15min per model, 30min with --explore")
+        float | None, opt.time_limit("15min per model or step, 30min with --explore")
     ] = None,
     skip: Annotated[
         list[Skippable] | None,
@@ -61,13 +103,14 @@ def tune(
     study: opt.Study = None,
     job: JobOptions,
 ) -> None:
-    """Find the fastest training settings for your data.
+    """Find the fastest training settings for your data, or for your own code.
 
     Writes profiles and a report; run the same command again to resume. With --slurm and
     several nodes, a second job measures the network between two nodes. --skip probe
     uses the existing profile; --skip accumulation tunes for one micro-batch per step.
+    With --step, your own training code is tuned instead of a model; phases that it
+    cannot have are skipped, with the reason.
     """
-    from autotune.subjects.mlm.memory.probe_requests import probe_requests
     from autotune.trials.study import check_study_file
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 
@@ -80,18 +123,12 @@ def tune(
         for stage in ORDER
         if stage in skipped or (stage == "explore" and not explore)
     )
-    models = options.model
+    subjects = _subjects_to_tune(context, options, own, job, skipped=skipped)
+    names = subjects.names
     request = TuneRequest(
-        probes=probe_requests(
-            options,
-            job.reports,
-            {},
-            accumulate="accumulation" not in skipped,
-            traced="estimate" not in skipped,
-            study_file=study,
-        ),
+        subjects=subjects,
         minutes=(
-            15.0 * (1 + explore) * len(models)
+            15.0 * (1 + explore) * len(names)
             if time_limit_s is None
             else time_limit_s / 60
         ),
@@ -99,13 +136,11 @@ def tune(
         device=options.device,
         skip=left_out,
         nodes=nodes,
-        window_s=window_s,
-        study_file=study,
     )
     asked = JobRequest(
         name="tune",
         purpose=(
-            f"Tunes {', '.join(models)}: micro-batch, DataLoader workers, gradient"
+            f"Tunes {', '.join(names)}: micro-batch, DataLoader workers, gradient"
             " synchronisation."
         ),
         trial_log=str(job.reports / "*" / "trials"),
@@ -151,6 +186,71 @@ def tune(
         raise tuning.failed[0]
 
 
+def _subjects_to_tune(
+    context: typer.Context,
+    options: opt.ProbeOptions,
+    own: opt.TunedCodeOptions,
+    job: JobOptions,
+    *,
+    skipped: Collection[str],
+) -> "SubjectsToTune":
+    """Return the models, or your own code, with the limits of their probes.
+
+    Raises:
+        UsageError: If options are missing, or cannot be used together.
+    """
+    window_s: float = context.params["window_s"]
+    study_file: Path | None = context.params["study"]
+    if own.step is None:
+        own.reject_without_function("autotune tune")
+        options.require("tune")
+        from autotune.subjects.mlm.memory.probe_requests import probe_requests
+        from autotune.tune.trainer_subjects import ModelsToTune
+
+        return ModelsToTune(
+            probes=probe_requests(
+                options,
+                job.reports,
+                {},
+                accumulate="accumulation" not in skipped,
+                traced="estimate" not in skipped,
+                study_file=study_file,
+            ),
+            window_s=window_s,
+            study_file=study_file,
+        )
+    from autotune.memory.code_stage import MAX_SIZE, StepProbe
+    from autotune.subjects.requested import requested_subjects
+    from autotune.tune.code_subjects import CodeToTune
+
+    own.reject_others(context, _OPTIONS_OF_OWN_CODE)
+    if "accumulation" in skipped:
+        raise UsageError(
+            "--skip accumulation cannot be used with your own code (--step, --loader)",
+            next_step="Omit it: your step decides how it accumulates gradients.",
+        )
+    max_size = options.max_micro_batch_size
+    if max_size == MAX_MICRO_BATCH_SIZE:
+        # It is a model's default, which is too small if sizes are sequence lengths.
+        max_size = MAX_SIZE
+    subjects = requested_subjects(own, loader=own.loader, vary=own.vary or ())
+    probes = tuple(
+        StepProbe(
+            subject=subject,
+            reports=job.reports,
+            memory_bytes=options.memory_bytes,
+            max_size=max_size,
+            contents="largest",
+            trial_timeout_s=options.trial_timeout_s,
+            ranks=options.ranks,
+            traced="estimate" not in skipped,
+            study_file=study_file,
+        )
+        for subject in subjects
+    )
+    return CodeToTune(probes=probes, window_s=window_s, study_file=study_file)
+
+
 def _say(result: "TuningResult", *, as_json: bool) -> None:
     from autotune.base.answer_json import answer_json
     from autotune.profiles.store import read_profile
@@ -175,7 +275,7 @@ def tune_between_nodes(
 ) -> None:
     """Measure the network between this job's nodes."""
     from autotune.trials.sweep_request import SweepRequest
-    from autotune.tune.pipeline import measure_between_nodes
+    from autotune.tune.trainer_subjects import measure_between_nodes
 
     request = SweepRequest(
         data=data,
@@ -190,7 +290,7 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
     """Return the job that measures between nodes, after the one that tunes."""
     from autotune.tune.values import BUDGET_WEIGHTS
 
-    models = len(request.probes)
+    models = len(request.subjects.names)
     of_all = sum(
         weight for name, weight in BUDGET_WEIGHTS.items() if name not in request.skip
     )
@@ -199,7 +299,7 @@ def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobReques
         "tune-between-nodes",
         str(_found_by(number, first.reports)),
         "--data",
-        str(request.probes[0].data),
+        str(request.subjects.data),
         "--time-limit",
         f"{minutes:.1f}min",
         "--trial-timeout",

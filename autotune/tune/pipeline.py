@@ -1,24 +1,20 @@
-"""Complete tuning: the phases of all models in their order, on one machine.
+"""Complete tuning: the phases of all subjects in their order, on one machine.
 
-The order is that of arXiv 2509.05258, footnote 2. Every phase keeps its trials in a
+The order is that of arXiv 2509.05258, footnote 2. What a phase does with a subject is
+behind ``TunedSubject``. Every phase keeps its trials in a
 trial log and its decision in the profile, so that the same command resumes.
 """
 
-import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
 from autotune.base.clock import Clock, SystemClock
-from autotune.base.defaults import WINDOW_S
 from autotune.base.log import LOG
-from autotune.base.units import format_bytes, format_count, format_seconds
-from autotune.baseline.sections import gains
-from autotune.baseline.stage import compare_recipes
-from autotune.confirm.decide import confirm_window_s, confirmed_words, training_s
-from autotune.confirm.stage import confirm_profile
+from autotune.base.units import format_seconds
+from autotune.confirm.decide import confirm_window_s, training_s
 from autotune.errors import (
     AutotuneError,
     ExceedsMemory,
@@ -26,57 +22,40 @@ from autotune.errors import (
     OutOfTime,
     Undecided,
 )
-from autotune.evidence.probe import LOWER_BOUND
-from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
-from autotune.memory.decide.throughput_dip import dip_words, fastest_point
-from autotune.memory.estimate import CannotTrace, MemoryEstimate
-from autotune.network.stage import nodes_here, tune_network
-from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.machine.measured_device import DeviceChoice
+from autotune.network.stage import nodes_here
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.profile_paths import profile_paths
-from autotune.profiles.store import (
-    StoredProfile,
-    read_profile,
-    read_trainer_profile,
-)
+from autotune.profiles.store import read_profile
 from autotune.report.stage import build_report
-from autotune.search.stage import explore_settings
-from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
-from autotune.subjects.mlm.memory.stage import check_budgets, prepare, probe_one
-from autotune.subjects.mlm.workers.stage import count_workers
 from autotune.trials.decide.least_time import (
     ASSUMED_TRIAL_S,
     StageName,
     least_s,
     least_time_text,
 )
-from autotune.trials.session import Session, open_session
-from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import report_directory
 from autotune.tune.decide import share_s
 from autotune.tune.live_view import TuningView
+from autotune.tune.subjects import SubjectsToTune, TunedSubject
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, TuningResult
-from trainer.formats.tables import read_json
 
 ORDER: tuple[StageName, ...] = get_args(StageName)
-OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
-"""Errors of one model, after which the other models are still tuned."""
+OF_ONE_SUBJECT = (ExceedsMemory, Undecided, NotCheckable)
+"""Errors of one subject, after which the others are still tuned."""
 REPORT = "report.html"
 OVERRUN_SHARE = 0.2
 """Longest overrun of a phase that has begun, as a share of the time budget."""
-REPEATED_MINUTES = 2.0
-"""Longest repeated phase after the network between nodes was measured, in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """Models to tune, with the time and the phases for them."""
+    """Subjects to tune, with the time and the phases for them."""
 
-    probes: tuple[ProbeRequest, ...]
-    """Probe requests, one for each model, with the same dataset, reports and time
-    limit."""
+    subjects: SubjectsToTune
+    """Models, or your own code."""
     out: Path | None
-    """Directory of the profiles, or a ``.toml`` file for a single model."""
+    """Directory of the profiles, or a ``.toml`` file for a single subject."""
     device: DeviceChoice
     minutes: float
     """Time budget of the whole tuning, in minutes; phases share the time after the
@@ -85,14 +64,6 @@ class TuneRequest:
     nodes: int = 1
     """Nodes of the later training; gradient synchronisation is measured on those that
     this job has."""
-    window_s: float = WINDOW_S
-    study_file: Path | None = None
-    """File to which phases write their Optuna studies; None for no file."""
-
-    @property
-    def models(self) -> list[str]:
-        """Names of the models."""
-        return [probe.config.model.name for probe in self.probes]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,12 +79,11 @@ class Tuning:
     report: Path | None = None
     _trial_s: float = 0.0
     """Usual seconds of a trial besides its measurement."""
-    _paths: dict[str, Path] = field(default_factory=dict)
-    _prepared: dict[str, Probe] = field(default_factory=dict)
-    _traced: dict[str, MemoryEstimate] = field(default_factory=dict)
+    _subjects: dict[str, TunedSubject] = field(default_factory=dict)
+    """Subjects by name; empty until a machine is open."""
 
     def __post_init__(self) -> None:
-        names = self.request.models
+        names = self.request.subjects.names
         self.stages = [
             Stage(name=stage, model=name) for stage in ORDER[:2] for name in names
         ]
@@ -126,10 +96,10 @@ class Tuning:
     def run(self) -> TuningResult:
         """Run all phases.
 
-        It raises the error of a phase that failed in a way that affects all models.
+        It raises the error of a phase that failed in a way that affects all subjects.
         """
         # Fails before anything is started.
-        profile_paths(self.request.out, self.request.models, "")
+        profile_paths(self.request.out, self.request.subjects.names, "")
         with self.view.open():
             try:
                 self._run_phases()
@@ -142,26 +112,16 @@ class Tuning:
             stages=tuple(self.stages),
             seconds=round(self.view.elapsed_s, 3),
             seconds_in_children=round(self.waited_s, 3),
-            next_steps=next_steps(self.tuned, nodes=self.request.nodes),
+            next_steps=self.request.subjects.next_steps(self.tuned, self.request.nodes),
         )
 
     def _run_phases(self) -> None:
-        request, names = self.request, self.request.models
-        with open_session(
-            request.device, request.probes[0].data, check=self._check
+        request = self.request
+        with request.subjects.open(
+            request.device, request.out, self.view, probed="probe" in request.skip
         ) as opened:
-            bench = replace(opened, display=self.view)
-            self._trial_s = ASSUMED_TRIAL_S[bench.site.device]
-            self._paths = dict(
-                zip(
-                    names,
-                    profile_paths(request.out, names, bench.site.name),
-                    strict=True,
-                )
-            )
-            self._prepared = {
-                one.config.model.name: prepare(bench, one) for one in request.probes
-            }
+            self._trial_s = ASSUMED_TRIAL_S[opened.bench.site.device]
+            self._subjects = {subject.name: subject for subject in opened.subjects}
             # Now, so that the others share all of the time.
             for stage in self.stages:
                 if why := self._why_not(stage):
@@ -169,21 +129,9 @@ class Tuning:
             self.view.planned = [stage for stage in self.stages if not stage.over]
             self._tell_least()
             for stage in self.stages[:-1]:
-                self._do(stage, lambda stage: self._measure(bench, stage))
-        self.waited_s += opened.server.waited_s
+                self._do(stage, self._measure)
+        self.waited_s += opened.bench.server.waited_s
         self._do(self.stages[-1], self._report)
-
-    def _check(self, site: MeasuredDevice) -> None:
-        """Check that the request can be met.
-
-        Raises:
-            BadInput: If the device cannot meet the request, or a profile is missing
-                that no probe writes.
-        """
-        check_budgets(self.request.probes, site)
-        if "probe" in self.request.skip:
-            for path in profile_paths(self.request.out, self.request.models, site.name):
-                read_trainer_profile(path, "tune --skip probe")
 
     @property
     def has_saved(self) -> bool:
@@ -208,7 +156,7 @@ class Tuning:
 
     def _least_s(self, stage: Stage) -> float:
         """Return the approximate minimum seconds of a phase."""
-        window_s = self.request.window_s
+        window_s = self.request.subjects.window_s
         if stage.name == "confirm":
             window_s = confirm_window_s(window_s)
         return least_s(stage.name, self._trial_s, window_s)
@@ -246,7 +194,7 @@ class Tuning:
                 raise
             if isinstance(error, OutOfTime) and stage.name in BUDGET_WEIGHTS:
                 stage.status = "skipped"  # as one that had no time to begin
-            elif isinstance(error, OF_ONE_MODEL):
+            elif isinstance(error, OF_ONE_SUBJECT):
                 self.failed.append(error)
             else:
                 raise
@@ -270,62 +218,40 @@ class Tuning:
             (stage.model, name) in failed for name in ORDER[:2]
         ):
             return "requires a probed micro-batch"
-        if (
-            stage.name == "network"
-            and self._prepared[stage.model].local_ranks * self._nodes < 2
-        ):
-            return "requires at least 2 ranks"
-        return ""
+        subject = self._subjects.get(stage.model)
+        return "" if subject is None else subject.missing(stage.name, self._nodes)
 
     @property
     def _nodes(self) -> int:
         """Number of this job's nodes to measure on, at most those of the training."""
         return min(self.request.nodes, nodes_here())
 
-    def _measure(self, bench: Session, stage: Stage) -> str:
+    def _measure(self, stage: Stage) -> str:
+        """Run a phase of a subject, and return its result in words."""
+        subject = self._subjects[stage.model]
         if stage.name == "estimate":
-            return self._estimate(bench, stage)
+            return subject.estimate()
         if stage.name == "probe":
-            return self._probe(bench, stage)
+            return self._probe(subject)
         assert stage.budget_s is not None
-        stored, asked = (
-            read_profile(self._paths[stage.model]),
-            self._prepared[stage.model].request,
-        )
+        stored = read_profile(subject.path)
         require_local_probe(stored)
-        request = SweepRequest(
-            data=asked.data,
-            reports=asked.reports,
-            budget_s=stage.budget_s,
-            window_s=self.request.window_s,
-            trial_timeout_s=asked.trial_timeout_s,
-            budget_ends_s=self._ends_s(1 + OVERRUN_SHARE),
-            study_file=self.request.study_file,
-        )
+        request = subject.sweep_request(stage.budget_s, self._ends_s(1 + OVERRUN_SHARE))
         if stage.name == "explore":
-            return explore_settings(bench, stored, asked, request).choice
+            return subject.explore(stored, request)
         if stage.name == "workers":
-            found = count_workers(bench, stored, request)
-            return f"{found.chosen} DataLoader workers: {found.choice}"
+            return subject.workers(stored, request)
         if stage.name == "confirm":
-            return self._confirm(bench, stored, request)
+            return subject.confirm(
+                stored,
+                replace(request, window_s=confirm_window_s(request.window_s)),
+                training_s(self.view.budget_s, len(self._subjects)),
+            )
         if stage.name == "baseline":
-            return "; ".join(gains(compare_recipes(bench, stored, request)))
-        network, waited_s = tune_network(stored, request, self._nodes, bench.display)
+            return subject.baseline(stored, request)
+        words, waited_s = subject.network(stored, request, self._nodes)
         self.waited_s += waited_s
-        return network.choice
-
-    def _confirm(
-        self, bench: Session, stored: StoredProfile, request: SweepRequest
-    ) -> str:
-        """Measure the tuned settings as training will run, and train for a moment."""
-        confirmed = confirm_profile(
-            bench,
-            stored,
-            replace(request, window_s=confirm_window_s(request.window_s)),
-            training_s=training_s(self.view.budget_s, len(self.request.probes)),
-        )
-        return confirmed_words(confirmed)
+        return words
 
     def _ends_s(self, share: float = 1.0) -> float:
         """Return when a share of the time budget is over, in seconds since 1970."""
@@ -335,52 +261,16 @@ class Tuning:
             - self.view.elapsed_s
         )
 
-    def _estimate(self, bench: Session, stage: Stage) -> str:
-        probe = self._prepared[stage.model]
-        if probe.overheads is None:
-            return "left out by --skip"
-        with bench.display.show(f"estimate {stage.model}") as update:
-            update(0, None, "tracing, to predict its memory")
-            try:
-                found = self._traced[stage.model] = probe.trace(bench.machine)
-            except CannotTrace as error:
-                return error.message
-        rows, tokens = (
-            format_count(found.max_micro_batch_size),
-            probe.config.seq_length_tokens,
-        )
-        return (
-            f"{rows} sequences of {tokens} tokens predicted to fit"
-            f" {format_bytes(probe.memory_budget_bytes)}"
-        )
-
-    def _probe(self, bench: Session, stage: Stage) -> str:
-        path, traced = self._paths[stage.model], self._traced.get(stage.model)
-        probed = probe_one(
-            bench, self._prepared[stage.model], path, traced, self._ends_s()
-        )
-        fresh = [one.seconds for one in probed.trials if not one.from_trial_log]
-        self._trial_s = statistics.median(fresh) if fresh else self._trial_s
-        train, evidence = probed.profile.train, probed.evidence
-        split = split_global_batch(
-            train.global_batch_size, train.micro_batch_size, evidence.local_ranks
-        )
-        limit = ""
-        if evidence.is_lower_bound:
-            limit = f" ({LOWER_BOUND})"
-        elif evidence.infeasible_min is not None:
-            limit = f", {evidence.infeasible_min:,} run out of memory"
-        batch = split.words(evidence.local_ranks)
-        words = f"{evidence.feasible_max:,} sequences fit{limit}"
-        if evidence.curve:
-            words += f"; fastest {fastest_point(evidence.curve).size:,}"
-        words += f"; global batch of {batch}"
-        return words if evidence.dip is None else f"{words}; {dip_words(evidence.dip)}"
+    def _probe(self, subject: TunedSubject) -> str:
+        probed = subject.probe(self._ends_s())
+        if probed.trial_s:
+            self._trial_s = statistics.median(probed.trial_s)
+        return probed.summary
 
     def _report(self, _: Stage) -> str:
-        profiles, probe = self.tuned, self.request.probes[0]
-        self.report = report_directory(profiles[0], probe.reports) / REPORT
-        build_report(profiles, probe.reports, self.report, data=probe.data)
+        profiles, subjects = self.tuned, self.request.subjects
+        self.report = report_directory(profiles[0], subjects.reports) / REPORT
+        build_report(profiles, subjects.reports, self.report, data=subjects.data)
         return str(self.report)
 
     @property
@@ -391,72 +281,8 @@ class Tuning:
             for one in self.stages
             if one.status == "failed" and one.name in ORDER[:2]
         }
-        return [path for name, path in self._paths.items() if name not in without]
-
-
-def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
-    """Return the commands to run next with tuned profiles, in order.
-
-    They are for a training on ``nodes`` nodes.
-    """
-    if not profiles:
-        return ()
-    first = shlex.quote(str(profiles[0]))
-    network = read_profile(profiles[0]).profile.evidence.network
-    approve = (
-        f"autotune profile approve {first} --by NAME  # after you have read the report"
-    )
-    steps = [f"autotune advise {first}", approve]
-    if nodes < 2:
-        return (*steps, f"autotune train {first}")
-    if network is None or network.nodes < 2:
-        steps.append(
-            f"autotune network {first} --slurm  # the network between nodes was not"
-            " measured"
-        )
-    steps.append(f"autotune plan {first} --nodes {nodes}")
-    return (*steps, f"autotune train {first} --nodes {nodes} --slurm")
-
-
-def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
-    """Measure the network of each profile in ``found_by``, and report.
-
-    It takes the requested time. Phases that measure the tuned settings are repeated if
-    the network changed these.
-    """
-    clock, waited_s = SystemClock(), 0.0
-    began_s = clock.monotonic_s()
-    found = read_json(found_by)
-    paths = [Path(one) for one in found["profiles"]]
-    for path in paths:
-        waited_s += tune_network(read_profile(path), request, nodes_here())[1]
-        stored = read_profile(path)
-        evidence = stored.profile.evidence
-        dropped = [
-            name for name in found["repeated"] if getattr(evidence, name) is None
+        return [
+            subject.path
+            for name, subject in self._subjects.items()
+            if name not in without
         ]
-        if not dropped:
-            continue
-        short = replace(request, budget_s=min(60 * REPEATED_MINUTES, request.budget_s))
-        with open_session(stored.profile.train.device, request.data) as bench:
-            if "confirm" in dropped:
-                confirm_profile(
-                    bench,
-                    stored,
-                    replace(short, window_s=confirm_window_s(short.window_s)),
-                    training_s=training_s(short.budget_s, models=1),
-                )
-                stored = read_profile(path)
-            if "baseline" in dropped:
-                compare_recipes(bench, stored, short)
-        waited_s += bench.server.waited_s
-    if found["report"] is not None:
-        build_report(paths, request.reports, Path(found["report"]), data=request.data)
-    return TuningResult(
-        profiles=tuple(found["profiles"]),
-        report=found["report"],
-        stages=(),
-        seconds=round(clock.monotonic_s() - began_s, 3),
-        seconds_in_children=round(waited_s, 3),
-        next_steps=next_steps(paths, nodes=nodes_here()),
-    )

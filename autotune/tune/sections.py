@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from autotune.base.document import Pairs, Paragraph
+from autotune.base.document import Block, Pairs, Paragraph
 from autotune.base.render_console import console_text
 from autotune.base.units import format_seconds
 from autotune.evidence.profile import Profile
-from autotune.report.sections import summary_table
+from autotune.report.sections import own_summary_table, summary_table
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
@@ -111,13 +111,6 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
 
     It shows the profiles as they are now, and the next commands.
     """
-    table = summary_table(profiles, [one.train.model.name for one in profiles])
-    note = (
-        (
-            "tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95"
-            " % intervals"
-        ),
-    )
     pairs = [("profile", str(profile)) for profile in result.profiles]
     pairs += [] if result.report is None else [("report", str(result.report))]
     failed = (stage for stage in result.stages if stage.status == "failed")
@@ -129,4 +122,21 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
         for number, step in enumerate(result.next_steps)
     ]
     said = Pairs(pairs=tuple((name, (words,)) for name, words in pairs))
-    return console_text((*((table, Paragraph(words=note)) if profiles else ()), said))
+    return console_text((*_summary(profiles), said))
+
+
+def _summary(profiles: Sequence[Profile]) -> tuple[Block, ...]:
+    """Return the table of tuned settings and their throughput."""
+    trained = [profile for profile in profiles if profile.has_train]
+    own = [profile for profile in profiles if not profile.has_train]
+    blocks: list[Block] = []
+    if trained:
+        note = (
+            "tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95"
+            " % intervals"
+        )
+        names = [profile.train.model.name for profile in trained]
+        blocks += [summary_table(trained, names), Paragraph(words=(note,))]
+    if own:
+        blocks.append(own_summary_table(own))
+    return tuple(blocks)

@@ -109,28 +109,49 @@ def sweep_own(
     ) as bench:
         (path,) = profile_paths(out, [subject.name], bench.site.name)
         old = _earlier_profile(path, bench, given=out is not None, replayed=replayed)
-        choice: dict[str, Argument] = {}
-        if old is not None:
-            choice, request = _at_probed_size(subject, request, old)
-        step = subject.step(choice)
-        size = subject.size.name
-        if (
-            step is not None
-            and request.replayed_step_s is None
-            and size not in step.arguments
-        ):
-            function = subject.code().get("step", subject.words)
-            raise BadInput(
-                f"{path} does not say with which {size} to measure {function}",
-                next_step=(
-                    f"Probe it first: autotune probe --step {function}; or add --set"
-                    f" {size}=N"
-                ),
-            )
-        evidence, runner = sweep_on(bench, subject, choice, request, path)
-        profile = _with_sweep(old, bench, runner, subject, evidence)
-        write_profile(path, profile)
-        return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
+        written = sweep_into(bench, request, path, old)
+        write_profile(path, written.profile)
+        return written
+
+
+def sweep_into(
+    bench: CodeBench, request: SweepRequest, path: Path, old: Profile | None
+) -> WrittenProfile:
+    """Find the fewest workers of a loader on an open bench.
+
+    The profile is not written yet.
+
+    Args:
+        bench: Machine on which trials of your code run.
+        request: Windows to measure, with their time budget.
+        path: Path of the profile.
+        old: Profile to add to; None writes a new one.
+
+    Raises:
+        BadInput: If it is not known with which size to measure.
+    """
+    subject = bench.subject
+    choice: dict[str, Argument] = {}
+    if old is not None:
+        choice, request = _at_probed_size(subject, request, old)
+    step = subject.step(choice)
+    size = subject.size.name
+    if (
+        step is not None
+        and request.replayed_step_s is None
+        and size not in step.arguments
+    ):
+        function = subject.code().get("step", subject.words)
+        raise BadInput(
+            f"{path} does not say with which {size} to measure {function}",
+            next_step=(
+                f"Probe it first: autotune probe --step {function}; or add --set"
+                f" {size}=N"
+            ),
+        )
+    evidence, runner = sweep_on(bench, subject, choice, request, path)
+    profile = _with_sweep(old, bench, runner, subject, evidence)
+    return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
 
 
 def _earlier_profile(
@@ -207,17 +228,23 @@ def _with_sweep(
 def _at_probed_size(
     subject: Subject, request: SweepRequest, profile: Profile
 ) -> tuple[dict[str, Argument], SweepRequest]:
-    """Return the choice of the size that a profile chose, and the request.
+    """Return the choice of size and settings of a profile, and the request.
 
-    A training function is replayed, as it has its own data.
+    Settings of the loader are left out, as the sweep varies them. A training function
+    is replayed, as it has its own data.
     """
     probe, name = profile.evidence.probe, subject.size.name
     size = profile.settings.get(name)
     step = subject.step({})
     is_fixed = step is not None and name in step.arguments
+    choice: dict[str, Argument] = {
+        setting.name: profile.settings[setting.name]
+        for setting in subject.settings()
+        if setting.name in profile.settings
+    }
     if not isinstance(size, int) or is_fixed:
-        return {}, request
-    choice: dict[str, Argument] = {name: size}
+        return choice, request
+    choice[name] = size
     if probe is None or not probe.trains or request.replayed_step_s is not None:
         return choice, request
     largest_steps_s = [

@@ -30,8 +30,9 @@ class WindowRequest(TrialRequest):
 
     step: CallTable | None
     """Function that builds the step; None replays a step of ``replayed_step_s``."""
-    loader: CallTable
-    """Function that builds the loader, with the loader settings to try."""
+    loader: CallTable | None
+    """Function that builds the loader, with the loader settings to try; None if the
+    step has its own data, whose optimizer steps are then timed."""
     unit: str
     """Unit of the work that the step or the loader counts."""
     device: Literal["cpu", "cuda"]
@@ -54,3 +55,8 @@ class WindowRequest(TrialRequest):
     """Hash of the source of your functions; empty for those of installed packages."""
     storage: str
     """Name of the storage that the data is read from; empty if it is unknown."""
+    units_per_micro_batch: float = 1.0
+    """Units of a micro-batch of a step that has its own data."""
+    queued_batches: int = 0
+    """Batches that the loader of such a step may hold ready, which the window must not
+    begin with."""

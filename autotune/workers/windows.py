@@ -78,6 +78,10 @@ class SubjectWindows(Generic[SubjectT]):
     """Name of the storage that holds the data. A trial log is reused only if its
     windows read from the same storage."""
 
+    fed_by: Literal["loader", "step", "training"] = "loader"
+    """Source of the batches: the subject's loader; the step itself, as in a probe; or
+    its training loop, with its own loader."""
+
     @property
     def searched(self) -> frozenset[str]:
         """Settings that a joint search varies besides the number of workers.
@@ -92,7 +96,7 @@ class SubjectWindows(Generic[SubjectT]):
     def loader(self) -> Call:
         """The call that builds the subject's loader."""
         call = self.subject.loader(self.choice)
-        # A subject without a loader has no windows.
+        # A subject without a loader has no windows, unless its step has its own data.
         assert call is not None
         return call
 
@@ -101,6 +105,10 @@ class SubjectWindows(Generic[SubjectT]):
         """The call that builds the step; None if a step is replayed."""
         if self.request.replayed_step_s is not None:
             return None
+        if self.fed_by == "training":
+            return self.subject.training(self.choice)
+        if self.fed_by == "step":
+            return self.subject.step(self.choice)
         return self.subject.window_step(self.choice)
 
 
@@ -128,15 +136,6 @@ def window_trial(
         window_s: Least duration of the window; None takes that of the request.
     """
     request = windows.request
-    loader = CallTable.of_call(windows.loader)
-    arguments = dict(loader.arguments)
-    if cached:
-        # Loading cached batches is not timed.
-        settings = replace(settings or LoaderSettings(num_workers=0), num_workers=0)
-    if settings is not None:
-        arguments |= settings.arguments
-    if request.sample_delay_s and not cached:
-        arguments["sample_delay_s"] = request.sample_delay_s
     step = None if windows.step is None else CallTable.of_call(windows.step)
     if step is not None and losses:
         step = CallTable(
@@ -144,7 +143,7 @@ def window_trial(
         )
     window = WindowRequest(
         step=step,
-        loader=CallTable(function=loader.function, arguments=arguments),
+        loader=_loader_table(windows, settings, cached=cached),
         unit=windows.subject.size.unit,
         device=windows.device,
         cached=cached,
@@ -156,10 +155,49 @@ def window_trial(
         replayed_step_s=request.replayed_step_s,
         source_sha256=windows.source_sha256,
         storage=windows.storage,
+        units_per_micro_batch=units_per_micro_batch(windows),
+        queued_batches=queued_batches(windows),
     )
     return window.trial(
         timeout_s=request.trial_timeout_s, inputs=dict(windows.inputs), **windows.local
     )
+
+
+def _loader_table(
+    windows: SubjectWindows[Any], settings: LoaderSettings | None, *, cached: bool
+) -> CallTable | None:
+    """Return the call of the loader of a window; None if the step has its own data."""
+    if windows.fed_by != "loader":
+        return None
+    loader = CallTable.of_call(windows.loader)
+    arguments = dict(loader.arguments)
+    if cached:
+        # Loading cached batches is not timed.
+        settings = replace(settings or LoaderSettings(num_workers=0), num_workers=0)
+    if settings is not None:
+        arguments |= settings.arguments
+    sample_delay_s = windows.request.sample_delay_s
+    if sample_delay_s and not cached:
+        arguments["sample_delay_s"] = sample_delay_s
+    return CallTable(function=loader.function, arguments=arguments)
+
+
+def queued_batches(windows: SubjectWindows[Any]) -> int:
+    """Return the batches that the loader of a training loop may hold ready."""
+    if windows.fed_by != "training":
+        return 0
+    prefetch_factor = windows.choice.get("prefetch_factor")
+    ready = prefetch_factor or TORCH_DEFAULTS["prefetch_factor"]
+    return int(windows.choice.get("num_workers") or 0) * int(ready)
+
+
+def units_per_micro_batch(windows: SubjectWindows[Any]) -> float:
+    """Return the units of a micro-batch of a step that has its own data, else 1."""
+    size = windows.subject.size
+    chosen = windows.choice.get(size.name)
+    if windows.fed_by == "loader" or not isinstance(chosen, int):
+        return 1.0
+    return float(chosen * size.units_per_size)
 
 
 def windows_of_code(
@@ -167,6 +205,8 @@ def windows_of_code(
     choice: Mapping[str, Argument],
     request: SweepRequest,
     bench: CodeBench,
+    *,
+    fed_by: Literal["loader", "step", "training"] = "loader",
 ) -> SubjectWindows[Subject]:
     """Return windows of your code on this machine, with limits of workers.
 
@@ -175,6 +215,7 @@ def windows_of_code(
         choice: Its settings, with the size at which to measure.
         request: Length of the windows, and their time budget.
         bench: Machine on which trials of your code run.
+        fed_by: As for ``SubjectWindows``.
 
     Raises:
         BadInput: If more ranks are requested than there are GPUs.
@@ -183,10 +224,9 @@ def windows_of_code(
     if request.replayed_step_s is None:
         ranks = local_ranks(bench.site, ranks)
     loader = subject.loader(choice)
-    assert loader is not None, f"{subject.words} has no loader"
-    prefetch_factor = loader.arguments.get(
-        "prefetch_factor", TORCH_DEFAULTS["prefetch_factor"]
-    )
+    prefetch_factor = TORCH_DEFAULTS["prefetch_factor"]
+    if loader is not None:
+        prefetch_factor = loader.arguments.get("prefetch_factor", prefetch_factor)
     limits = LoaderLimits(
         host=bench.site.host,
         local_ranks=ranks,
@@ -203,6 +243,7 @@ def windows_of_code(
         limits=limits,
         varied=frozenset(TORCH_DEFAULTS) & bench.loader_parameters,
         local=bench.local_inputs(request.trial_timeout_s),
+        fed_by=fed_by,
         # The bench has imported one of them.
         source_sha256=bench.sources.get("loader") or bench.sources["step"],
     )

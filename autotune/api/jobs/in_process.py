@@ -73,13 +73,15 @@ class InThisProcess(StartedMachine):
         device = torch.device("cpu")
         if request.device == "cuda":
             device = torch.device("cuda", 0)
-        build_step = None
+        build_step = build_loader = None
+        if request.loader is not None:
+            build_loader = self._functions[request.loader.function]
         if request.step is not None:
             build_step = self._functions[request.step.function]
         return window.measure(
             request,
             RankGroup(rank=0, world_size=1, device=device),
-            self._functions[request.loader.function],
+            build_loader,
             build_step,
             {},
         )

@@ -186,6 +186,7 @@ def figures_of(
     group.leave()
     return figures | {
         "contents": contents,
+        "settings": dict(meter.facts.settings or {}),
         "imported": [name for name in sys.modules if name not in modules_before],
     }
 

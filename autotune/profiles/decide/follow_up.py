@@ -9,6 +9,7 @@ from autotune.base.defaults import (
     SEQ_LENGTH_TOKENS,
 )
 from autotune.base.units import exact_bytes
+from autotune.base.wording import format_setting
 from autotune.evidence.profile import Profile, SubjectTable
 from autotune.profiles.decide.default_settings import default_layout, default_precision
 from trainer.formats.presets import PRESETS
@@ -81,20 +82,34 @@ def _own_probe_command(profile: Profile, path: object) -> str:
 
     Functions and arguments are repeated, as the command runs in your own directory.
     """
-    subject, probe = profile.subject, profile.evidence.probe
-    budget_bytes = profile.constraints.memory_budget_bytes
-    memory = None if budget_bytes is None else exact_bytes(budget_bytes)
-    arguments = [f"{name}={value}" for name, value in subject.arguments.items()]
+    subject = profile.subject
     return command(
         "probe",
         step=subject.function("step") or "MODULE:build_step",
-        set=arguments or None,
+        set=_assignments(subject) or None,
         **_subject_options(subject),
-        memory=memory,
         headroom=profile.constraints.headroom_share,
-        ranks=None if probe is None or probe.local_ranks == 1 else probe.local_ranks,
+        **_limits(profile),
         out=path,
     )
+
+
+def _assignments(subject: SubjectTable) -> list[str]:
+    """Return the fixed arguments of your functions, as ``--set`` takes them."""
+    return [f"{name}={value}" for name, value in subject.arguments.items()]
+
+
+def _limits(profile: Profile) -> dict[str, object]:
+    """Return the options of the memory budget and the ranks of a probe."""
+    probe, budget_bytes = (
+        profile.evidence.probe,
+        profile.constraints.memory_budget_bytes,
+    )
+    ranks = None if probe is None else probe.local_ranks
+    return {
+        "memory": None if budget_bytes is None else exact_bytes(budget_bytes),
+        "ranks": _unless_default(ranks, 1),
+    }
 
 
 def _subject_options(subject: SubjectTable) -> dict[str, object]:
@@ -146,6 +161,36 @@ def tune_command(
         explore: True to search for faster settings too.
     """
     return command("tune", model=_model_argument(model), data=data, explore=explore)
+
+
+def exploring_command(profile: Profile) -> str:
+    """Return the command that tunes a profile's subject, and searches its settings.
+
+    Of code of yours, a placeholder names the settings.
+    """
+    if profile.has_train:
+        return f"autotune tune --model {profile.train.model.name} --data DIR --explore"
+    subject = profile.subject
+    varied = subject.table.get("varied")
+    probe = profile.evidence.probe
+    # A library's settings are known, and reported by its step.
+    declares = probe is not None and bool(probe.settings)
+    vary = None if declares else ["NAME=V1,V2"]
+    if isinstance(varied, dict) and varied:
+        vary = [
+            f"{name}={','.join(format_setting(value) for value in values)}"
+            for name, values in varied.items()
+        ]
+    return command(
+        "tune",
+        step=subject.function("step") or "MODULE:build_step",
+        loader=subject.function("loader"),
+        set=_assignments(subject) or None,
+        vary=vary,
+        **_subject_options(subject),
+        **_limits(profile),
+        explore=True,
+    )
 
 
 def missing_probe_commands(profile: Profile, path: object) -> tuple[str, ...]:

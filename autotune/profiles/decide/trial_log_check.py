@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from autotune.evidence.confirm import ConfirmEvidence, SplitRates
+from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.profiles.checks import TrialLogCheck
 from autotune.trials.decide.own_records import own_records
@@ -163,19 +165,8 @@ def _unfounded_confirmed_rates(
     confirm, probe = profile.evidence.confirm, profile.evidence.probe
     if confirm is None or probe is None:
         return
-    padded_rates = _padded_window_rates(records)
-    train = profile.train
-    non_padding_share = probe.tokens_per_sequence / train.seq_length_tokens
     for row in confirm.rows:
-        sequences = (
-            row.micro_batch_size * row.gradient_accumulation_steps * confirm.local_ranks
-        )
-        non_empty_share = train.global_batch_size / sequences
-        # The inverse of the rate that a confirmation derives from a window.
-        padded = [
-            rate / (non_empty_share * non_padding_share) for rate in row.tokens_per_s
-        ]
-        if not _are_among(padded, padded_rates):
+        if not _is_founded(profile, probe, confirm, row, records):
             yield f"evidence.confirm.rows of micro-batch size {row.micro_batch_size}"
     delivered_rates = [
         ShortTrainingFigures.of(outcome).tokens_per_s or 0.0
@@ -184,6 +175,31 @@ def _unfounded_confirmed_rates(
     delivered = confirm.delivered
     if delivered is not None and not _is_among(delivered.tokens_per_s, delivered_rates):
         yield "evidence.confirm.delivered"
+
+
+def _is_founded(
+    profile: Profile,
+    probe: ProbeEvidence,
+    confirm: ConfirmEvidence,
+    row: SplitRates,
+    records: Sequence[TrialRecord],
+) -> bool:
+    """Return whether the rates of a confirmed split match trials."""
+    if not profile.has_train:
+        rates = [
+            WindowFigures.of(outcome).units_per_s
+            for outcome in _measured(records, "window")
+        ]
+        return _are_among(row.tokens_per_s, rates)
+    train = profile.train
+    non_padding_share = probe.tokens_per_sequence / train.seq_length_tokens
+    sequences = (
+        row.micro_batch_size * row.gradient_accumulation_steps * confirm.local_ranks
+    )
+    non_empty_share = train.global_batch_size / sequences
+    # The inverse of the rate that a confirmation derives from a window.
+    padded = [rate / (non_empty_share * non_padding_share) for rate in row.tokens_per_s]
+    return _are_among(padded, _padded_window_rates(records))
 
 
 def _padded_window_rates(records: Iterable[TrialRecord]) -> list[float]:

@@ -5,7 +5,7 @@ In the module that you name with ``--step``::
     def build_step(micro_batch_size, device):
         accelerator, model, optimizer, dataset, collate = make_parts()
         batch = longest_batch(dataset, collate, micro_batch_size)
-        return accelerated_step(accelerator, model, optimizer, batch)
+        return accelerated_step(accelerator, model, optimizer, batch, losses=losses)
 
 If your loop is a function of the batch size, you need no adapter: name it with
 ``--step``, or decorate it with ``autotune.find_batch_size``.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.subjects.jobs import load
 from autotune.subjects.jobs.longest_samples import Longest
 from autotune.subjects.jobs.overridden import overridden, require_made
+from autotune.subjects.subject import FACTS, StepFacts
 from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ def accelerated_step(
     *,
     loss_of: Callable[[Any, Any], Any] | None = None,
     max_grad_norm: float | None = 1.0,
-) -> Callable[[], None]:
+    losses: bool = False,
+) -> Callable[..., None]:
     """Return an optimizer step as ``Accelerator`` takes it.
 
-    Precision, accumulation and clipping are included.
+    Precision, accumulation and clipping are included. In a window, the step takes the
+    micro-batches of the loader instead of ``batch``.
 
     Args:
         accelerator: Yours, before ``prepare``.
@@ -58,15 +61,19 @@ def accelerated_step(
         loss_of: Function from the model's output and the batch to the loss; None takes
             ``output.loss``.
         max_grad_norm: Norm to which gradients are clipped; None does not clip.
+        losses: True to keep the loss of each micro-batch.
     """
     from accelerate.utils import send_to_device
 
     module, stepper = accelerator.prepare(model, optimizer)
     module.train()
 
-    def step() -> None:
-        for _ in range(accelerator.gradient_accumulation_steps):
-            inputs = send_to_device(batch, accelerator.device)
+    kept: list[Any] = []
+
+    def step(batches: Sequence[Any] | None = None) -> None:
+        for number in range(accelerator.gradient_accumulation_steps):
+            given = batch if batches is None else batches[number]
+            inputs = send_to_device(given, accelerator.device)
             with accelerator.accumulate(module):
                 output = module(**inputs) if hasattr(inputs, "keys") else module(inputs)
                 if loss_of is None and not hasattr(output, "loss"):
@@ -80,12 +87,19 @@ def accelerated_step(
                         ),
                     )
                 loss = output.loss if loss_of is None else loss_of(output, inputs)
+                if losses:
+                    kept.append(loss.detach())
                 accelerator.backward(loss)
                 if max_grad_norm is not None and accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(module.parameters(), max_grad_norm)
                 stepper.step()
                 stepper.zero_grad()
 
+    step.__dict__[FACTS] = StepFacts(
+        micro_batches=accelerator.gradient_accumulation_steps,
+        losses=(lambda: [float(loss) for loss in kept]) if losses else None,
+        settings={"mixed_precision": str(accelerator.mixed_precision)},
+    )
     return step
 
 
@@ -96,8 +110,9 @@ def build_step(
     directory: str,
     device: str,
     micro_batch_size: int,
+    losses: bool = False,
     **settings: Any,
-) -> Callable[[], None]:
+) -> Callable[..., None]:
     """Return the step of the loop whose parts a function returns.
 
     Args:
@@ -106,6 +121,7 @@ def build_step(
         directory: Directory from which it is imported.
         device: Device of the trial.
         micro_batch_size: Size to try.
+        losses: True to keep the loss of each micro-batch.
         settings: Arguments of ``Accelerator``, and further ones of the function.
 
     Raises:
@@ -123,7 +139,7 @@ def build_step(
             ),
         )
     batch = longest_batch(dataset, collate, micro_batch_size)
-    return accelerated_step(accelerator, model, optimizer, batch)
+    return accelerated_step(accelerator, model, optimizer, batch, losses=losses)
 
 
 def build_loader(

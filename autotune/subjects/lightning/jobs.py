@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune.subjects.jobs import load
 from autotune.subjects.own.subject import LOOP
+from autotune.subjects.subject import FACTS, StepFacts
 from trainer.formats.errors import BadConfig
 
 _EPOCHS = 1000
@@ -31,6 +32,7 @@ def module_step(
     device: str = "cpu",
     *,
     batch_arg_name: str = "batch_size",
+    losses: bool = False,
     **trainer_options: Any,
 ) -> Callable[[], None]:
     """Return a loop of Lightning's ``Trainer.fit`` on one device as a step to probe.
@@ -45,6 +47,7 @@ def module_step(
             loader takes its batch size.
         device: Device of the trial.
         batch_arg_name: Name of that attribute, as for ``BatchSizeFinder``.
+        losses: True to keep the loss of each micro-batch.
         trainer_options: Options of ``Trainer`` that a step depends on, such as
             ``precision``, ``accumulate_grad_batches`` and ``gradient_clip_val``.
 
@@ -53,6 +56,14 @@ def module_step(
     """
     set_attribute((datamodule, module), batch_arg_name, micro_batch_size)
     package = _package(module)
+
+    kept: list[Any] = []
+
+    class KeptLosses(package.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, *_: Any
+        ) -> None:
+            kept.append(outputs["loss"].detach())
 
     class NothingMonitored(package.Callback):  # type: ignore[misc, name-defined]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -75,6 +86,8 @@ def module_step(
         "default_root_dir": tempfile.gettempdir(),
     }
     several = callbacks if isinstance(callbacks, list) else [callbacks]
+    if losses:
+        several = [*several, KeptLosses()]
     trainer = package.Trainer(
         **quiet | trainer_options, callbacks=[*several, NothingMonitored()]
     )
@@ -89,6 +102,11 @@ def module_step(
             )
 
     train.__dict__[LOOP] = True
+    train.__dict__[FACTS] = StepFacts(
+        micro_batches=trainer.accumulate_grad_batches,
+        losses=(lambda: [float(loss) for loss in kept]) if losses else None,
+        settings={"precision": str(trainer.precision)},
+    )
     return train
 
 
@@ -152,6 +170,8 @@ def build_step(
     device: str,
     micro_batch_size: int | None = None,
     precision: str | None = None,
+    losses: bool = False,
+    prepared: Callable[[tuple[Any, ...]], object] = lambda owners: None,
     **others: Any,
 ) -> Callable[[], None]:
     """Return the loop of the module that a function returns.
@@ -164,6 +184,8 @@ def build_step(
         micro_batch_size: Size to try; None keeps the data's.
         precision: Precision of Lightning's ``Trainer``; None keeps that of the
             function's options.
+        losses: True to keep the loss of each micro-batch.
+        prepared: Called with the data and the module, before the loop is made.
         others: Further arguments of the function.
 
     Raises:
@@ -172,7 +194,54 @@ def build_step(
     module, data, options = _parts(build, {**arguments, **others}, directory)
     if precision is not None:
         options = options | {"precision": precision}
-    return module_step(module, data, micro_batch_size, device, **options)
+    prepared((data, module))
+    return module_step(module, data, micro_batch_size, device, losses=losses, **options)
+
+
+def build_training(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    device: str,
+    num_workers: int | None = None,
+    prefetch_factor: int | None = None,
+    pin_memory: bool | None = None,
+    **others: Any,
+) -> Callable[[], None]:
+    """Return the loop of the module that a function returns, with its loader.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        device: Device of the trial.
+        num_workers: DataLoader workers; None keeps the data's.
+        prefetch_factor: Batches that each worker prefetches; None keeps the data's.
+        pin_memory: True to pin batches; None keeps the data's.
+        others: Further arguments of ``build_step``.
+
+    Raises:
+        BadConfig: If it returns no module, or one without an attribute for a setting.
+    """
+    settings = {
+        "num_workers": num_workers,
+        "prefetch_factor": prefetch_factor if num_workers else None,
+        "pin_memory": pin_memory,
+    }
+
+    def set_loader(owners: tuple[Any, ...]) -> None:
+        for name, value in settings.items():
+            set_attribute(owners, name, value)
+
+    return build_step(
+        build=build,
+        arguments=arguments,
+        directory=directory,
+        device=device,
+        prepared=set_loader,
+        **others,
+    )
 
 
 def build_loader(

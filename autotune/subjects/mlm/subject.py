@@ -105,6 +105,10 @@ class MlmSubject(StrictTable):
             },
         )
 
+    def training(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return nothing: its own command trains."""
+        return None
+
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return nothing: the trainer's whole step is traced, by another job."""
         return None

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -45,8 +45,11 @@ class Adapter:
     ``arguments`` for yours, and the choice of settings."""
     loader_function: str | None = None
     """Function that builds the loader, called alike."""
+    training_function: str | None = None
+    """Function that trains by the library's own loop and loader until it is stopped,
+    called alike with the loader's settings; None if the step takes batches."""
     settings: tuple[Setting, ...] = ()
-    """Settings of the library that may be varied."""
+    """Settings of the library that may be varied, the usual value of each first."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of settings in the library's configuration, by ours."""
 
@@ -67,6 +70,9 @@ class FunctionSubject(StrictTable):
     """``module:function`` that builds a loader."""
     arguments: dict[str, Argument] = Field(default_factory=dict)
     """Fixed arguments of both functions."""
+    varied: dict[str, list[Argument]] = Field(default_factory=dict)
+    """Values of arguments and settings that may be varied, the present one first. You
+    declare that all of them train the same model."""
     along: str = SIZE
     """Argument of the step's function whose largest value is searched."""
     unit: str = "samples"
@@ -126,8 +132,15 @@ class FunctionSubject(StrictTable):
         return {role: name for role, name in functions.items() if name is not None}
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return the settings of the library; none for functions of yours."""
-        return self.adapter.settings
+        """Return the settings of the library, and those that you vary."""
+        library = {setting.name: setting for setting in self.adapter.settings}
+        varied = {
+            name: replace(
+                library.get(name, Setting(name=name, values=())), values=tuple(values)
+            )
+            for name, values in self.varied.items()
+        }
+        return tuple({**library, **varied}.values())
 
     def step(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return the call of your function with the fixed arguments and a choice."""
@@ -143,6 +156,16 @@ class FunctionSubject(StrictTable):
             self.loader_function or self._maker, self.adapter.loader_function, choice
         )
 
+    def training(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the call of the library's loop, or of your function.
+
+        Yours is used only if it trains until it is stopped.
+        """
+        adapter = self.adapter.training_function
+        if adapter is None and self.adapter.step_function is not None:
+            return None
+        return self._call(self.step_function, adapter, choice)
+
     @property
     def _maker(self) -> str | None:
         """Your function that makes a library's trainer, which has its own loader."""
@@ -155,12 +178,13 @@ class FunctionSubject(StrictTable):
     ) -> Call | None:
         if function is None:
             return None
+        present = {name: values[0] for name, values in self.varied.items()}
         if adapter is None:
-            return Call(function=function, arguments={**self.arguments, **choice})
-        return Call(
-            function=adapter,
-            arguments={"build": function, "arguments": self.arguments, **choice},
-        )
+            return Call(
+                function=function, arguments={**present, **self.arguments, **choice}
+            )
+        arguments = {"build": function, "arguments": self.arguments, **present}
+        return Call(function=adapter, arguments={**arguments, **choice})
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return None: the bench finds ``build_model`` when it imports the step."""

@@ -18,12 +18,15 @@ from autotune.subjects.jobs import load
 from autotune.subjects.jobs.longest_samples import Longest
 from autotune.subjects.jobs.overridden import overridden, require_made
 from autotune.subjects.own.subject import LOOP
+from autotune.subjects.subject import FACTS, StepFacts
 from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
 _ENDLESS_STEPS = 10**9
+VARIED = ("bf16", "torch_compile", "gradient_checkpointing")
+"""Fields of ``TrainingArguments`` that may be varied."""
 _STEPS = 4
 """Optimizer steps of an epoch."""
 
@@ -35,11 +38,13 @@ def trainer_step(
     *,
     gradient_accumulation_steps: int | None = None,
     longest: bool = True,
+    num_workers: int = 0,
+    losses: bool = False,
 ) -> Callable[[], None]:
     """Return the training loop of a ``Trainer`` as a step to probe.
 
     Its optimizer, precision and accumulation are included. Nothing is saved, evaluated
-    or logged, and no callback stops it early. Samples are collated in this process.
+    or logged, and no callback stops it early.
 
     Args:
         trainer: A trainer that has not trained yet.
@@ -50,6 +55,8 @@ def trainer_step(
         longest: True to train on the longest sample of the dataset alone, the worst
             case for memory: the longest of 20,000, spread over the dataset. False, or a
             dataset without length, trains on samples as they come.
+        num_workers: Its ``dataloader_num_workers``; 0 collates samples in this process.
+        losses: True to keep the loss of each micro-batch.
 
     Raises:
         BadConfig: If the trainer is on another device.
@@ -88,7 +95,7 @@ def trainer_step(
         "max_steps": _ENDLESS_STEPS,
         "eval_strategy": "no",
         "save_strategy": "no",
-        "dataloader_num_workers": 0,
+        "dataloader_num_workers": num_workers,
         "load_best_model_at_end": False,
     }
     if gradient_accumulation_steps is not None:
@@ -115,11 +122,32 @@ def trainer_step(
         count = _STEPS * micro_batch_size * args.gradient_accumulation_steps
         trainer.train_dataset = Longest(trainer.train_dataset, count)
 
+    kept = _kept_losses(trainer) if losses else None
+
     def train() -> None:
         trainer.train()
 
     train.__dict__[LOOP] = True
+    train.__dict__[FACTS] = StepFacts(
+        micro_batches=args.gradient_accumulation_steps,
+        losses=None if kept is None else lambda: [float(loss) for loss in kept],
+        settings={name: bool(getattr(args, name)) for name in VARIED},
+    )
     return train
+
+
+def _kept_losses(trainer: "Trainer") -> list[Any]:
+    """Return a list that gets the loss of each micro-batch of a ``Trainer``."""
+    kept: list[Any] = []
+    training_step = trainer.training_step
+
+    def keep(*arguments: Any, **options: Any) -> Any:
+        loss = training_step(*arguments, **options)
+        kept.append(loss.detach())
+        return loss
+
+    trainer.__dict__["training_step"] = keep
+    return kept
 
 
 def trainer_loader(
@@ -140,6 +168,7 @@ def build_step(
     directory: str,
     device: str,
     micro_batch_size: int | None = None,
+    losses: bool = False,
     **settings: Any,
 ) -> Callable[[], None]:
     """Return the training loop of the ``Trainer`` that a function makes.
@@ -150,6 +179,7 @@ def build_step(
         directory: Directory from which it is imported.
         device: Device of the trial.
         micro_batch_size: Size to try; None keeps the trainer's.
+        losses: True to keep the loss of each micro-batch.
         settings: Fields of ``TrainingArguments``, and other arguments of the function.
 
     Raises:
@@ -157,7 +187,43 @@ def build_step(
     """
     trainer = _make_trainer(build, arguments, directory, settings)
     size = micro_batch_size or trainer.args.per_device_train_batch_size
-    return trainer_step(trainer, size, device)
+    return trainer_step(trainer, size, device, losses=losses)
+
+
+def build_training(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    device: str,
+    micro_batch_size: int | None = None,
+    num_workers: int | None = None,
+    prefetch_factor: int | None = None,
+    pin_memory: bool | None = None,
+    **settings: Any,
+) -> Callable[[], None]:
+    """Return the training loop of a ``Trainer`` with its dataset and its loader.
+
+    Args:
+        build: Name of the function that makes the trainer.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        device: Device of the trial.
+        micro_batch_size: Samples of a batch; None keeps the trainer's.
+        num_workers: DataLoader workers; None keeps the trainer's.
+        prefetch_factor: As for ``build_loader``.
+        pin_memory: As for ``build_loader``.
+        settings: Fields of ``TrainingArguments``, and other arguments of the function.
+
+    Raises:
+        BadConfig: If it makes no ``Trainer``.
+    """
+    trainer = _make_trainer(build, arguments, directory, settings)
+    args = trainer.args
+    workers = args.dataloader_num_workers if num_workers is None else num_workers
+    _set_loader(args, workers, prefetch_factor, pin_memory)
+    size = micro_batch_size or args.per_device_train_batch_size
+    return trainer_step(trainer, size, device, longest=False, num_workers=workers)
 
 
 def build_loader(
@@ -187,11 +253,18 @@ def build_loader(
         BadConfig: If it makes no ``Trainer``.
     """
     trainer = _make_trainer(build, arguments, directory, settings)
-    if prefetch_factor is not None and num_workers:
-        trainer.args.dataloader_prefetch_factor = prefetch_factor
-    if pin_memory is not None:
-        trainer.args.dataloader_pin_memory = pin_memory
+    _set_loader(trainer.args, num_workers, prefetch_factor, pin_memory)
     return trainer_loader(trainer, num_workers, micro_batch_size)
+
+
+def _set_loader(
+    args: Any, num_workers: int, prefetch_factor: int | None, pin_memory: bool | None
+) -> None:
+    """Set what ``TrainingArguments`` have of a loader; None keeps a setting."""
+    if prefetch_factor is not None and num_workers:
+        args.dataloader_prefetch_factor = prefetch_factor
+    if pin_memory is not None:
+        args.dataloader_pin_memory = pin_memory
 
 
 def _make_trainer(

@@ -59,7 +59,7 @@ class FedStep:
         self._device = device
         self.facts: StepFacts = getattr(step, FACTS, StepFacts())
         """Facts of the step."""
-        self._takes_batch = _takes_batch(step)
+        self._takes_batch = takes_batch(step)
         self._last_end: DeviceEvent | None = None
         self.wait = DataWait(lambda: mark(device))
 
@@ -110,7 +110,7 @@ class FedStep:
             )
 
 
-def _takes_batch(step: Callable[..., object]) -> bool:
+def takes_batch(step: Callable[..., object]) -> bool:
     """Return whether a step can be called with a batch."""
     try:
         inspect.signature(step).bind(None)

@@ -101,9 +101,9 @@ def timed_window(
     consumer.finish()
     end_s = time.monotonic()
     read_bytes = _difference(footprint.storage_read_bytes(), read_before_bytes)
-    return _figures_of_all_ranks(
+    return figures_of_all_ranks(
         ranks,
-        consumer,
+        waited_s=consumer.wait.take_waited_s(),
         steps=steps,
         start_s=start_s,
         end_s=end_s,
@@ -111,10 +111,10 @@ def timed_window(
     )
 
 
-def _figures_of_all_ranks(
+def figures_of_all_ranks(
     ranks: RankGroup,
-    consumer: Consumer,
     *,
+    waited_s: float,
     steps: int,
     start_s: float,
     end_s: float,
@@ -124,14 +124,14 @@ def _figures_of_all_ranks(
 
     Args:
         ranks: RankGroup, of which this process is one.
-        consumer: Consumer of the batches.
+        waited_s: Time that this rank waited for data.
         steps: Steps of the window.
         start_s: Start of this rank's window.
         end_s: End of this rank's window.
         read_bytes: Bytes that this rank read from storage; None if unknown.
     """
     (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
-    (waited_s,) = ranks.all_reduce_sum(consumer.wait.take_waited_s())
+    (all_waited_s,) = ranks.all_reduce_sum(waited_s)
     memory_bytes = footprint.memory_bytes()
     # A rank without workers takes part in the maximum with 0.
     worker_bytes = max(footprint.private_bytes_of_children(), default=0)
@@ -148,7 +148,7 @@ def _figures_of_all_ranks(
         storage_bytes_per_s = all_read_bytes / slowest_s
     figures = {
         "steps": steps,
-        "data_wait_share": min(1.0, waited_s / slowest_s),
+        "data_wait_share": min(1.0, all_waited_s / slowest_s),
         "window_start_s": first_start_s,
         "window_end_s": last_end_s,
         "memory_bytes": all_memory_bytes,

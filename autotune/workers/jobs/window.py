@@ -7,9 +7,13 @@ Batches come from the loader's workers, or are cached.
 import functools
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
+import torch
 
 from autotune.evidence.workers import BATCHES
 from autotune.subjects.jobs import load
@@ -18,8 +22,13 @@ from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
 from autotune.workers.decide.window_time import WARM_UP_STEPS
 from autotune.workers.jobs.batches import Epochs, bytes_of, cached, drain
 from autotune.workers.jobs.consumers import Consumer, FedStep, ReplayedStep
-from autotune.workers.jobs.timed_window import WindowLength, timed_window
-from autotune.workers.values import WindowRequest
+from autotune.workers.jobs.step_clock import StepClock
+from autotune.workers.jobs.timed_window import (
+    WindowLength,
+    figures_of_all_ranks,
+    timed_window,
+)
+from autotune.workers.values import CallTable, WindowRequest
 from trainer.runtime.ranks import leave_ranks
 
 DEFAULT_PREFETCH_FACTOR = 2
@@ -54,7 +63,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     build_step = None
     if request.step is not None:
         build_step = load.resolve(request.step.function, directory or "")
-    build_loader = load.resolve(request.loader.function, directory or "")
+    build_loader = None
+    if request.loader is not None:
+        build_loader = load.resolve(request.loader.function, directory or "")
     inputs = {
         **local.get("inputs", {}),
         "directory": directory,
@@ -63,6 +74,11 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     # After that, as importing your code may set variables that CUDA reads when it
     # starts.
     ranks = join_rank_group(request.device, local)
+    if directory is not None:
+        # Windows of other settings begin with the same weights and the same choices.
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
     figures = measure(request, ranks, build_loader, build_step, inputs)
     ranks.leave()
     # The group of the step, if it has one.
@@ -73,7 +89,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
 def measure(
     request: WindowRequest,
     ranks: RankGroup,
-    build_loader: Build,
+    build_loader: Build | None,
     build_step: Build | None,
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -82,19 +98,23 @@ def measure(
     Args:
         request: The window.
         ranks: Ranks, of which this process is one.
-        build_loader: Function that builds the loader.
+        build_loader: Function that builds the loader; None if the step has its own
+            data.
         build_step: Function that builds the step; None replays one.
         inputs: Further arguments of both functions, for those that take them.
     """
     extra = {**inputs, "round_number": request.round}
+    if request.loader is None or build_loader is None:
+        assert request.step is not None and build_step is not None
+        return _measure_self_fed(request, request.step, ranks, build_step, extra)
     fed_step = None
     if request.step is not None and build_step is not None:
         arguments = {"device": request.device} | request.step.arguments
-        build = functools.partial(_build, build_step, arguments, extra)
+        build = functools.partial(built, build_step, arguments, extra)
         fed_step = FedStep(build, ranks.device)
     # A loader that takes any arguments hands them on to one that knows no device.
     loader_extra = extra | {"device": request.device}
-    loader = _build(build_loader, request.loader.arguments, loader_extra)
+    loader = built(build_loader, request.loader.arguments, loader_extra)
     loader_facts: LoaderFacts = getattr(loader, FACTS, LoaderFacts())
     facts = StepFacts() if fed_step is None else fed_step.facts
     consumer: Consumer
@@ -123,7 +143,7 @@ def measure(
         # its steps come in groups that take as many from every worker.
         group_steps=max(1, workers // math.gcd(workers, micro_batches)),
     )
-    counter = _WorkCounter(request.unit, facts, loader_facts)
+    counter = WorkCounter(request.unit, facts, loader_facts)
     window = timed_window(batches, consumer, ranks, counter.add_step, length)
     figures = window.figures | counter.rates(ranks, window.slowest_s)
     batch_bytes, epoch_batches = ranks.all_reduce_max(
@@ -143,7 +163,53 @@ def measure(
     }
 
 
-def _build(build: Build, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
+def _measure_self_fed(
+    request: WindowRequest,
+    step: CallTable,
+    ranks: RankGroup,
+    build_step: Build,
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measure a window of a step that has its own data.
+
+    Arguments are as for ``measure``; ``step`` is the call of ``build_step``.
+    """
+    clock = StepClock(
+        ranks,
+        warm_up_steps=WARM_UP_STEPS[request.device] + request.queued_batches,
+        steps_to_time=lambda step_s: max(
+            request.min_steps, math.ceil(request.window_s / max(step_s, 1e-6))
+        ),
+    )
+    arguments = {"device": request.device} | step.arguments
+    clock.run(lambda: built(build_step, arguments, extra), step.function)
+    window = figures_of_all_ranks(
+        ranks,
+        waited_s=clock.waited_s,
+        steps=clock.steps,
+        start_s=clock.start_s,
+        end_s=clock.end_s,
+        read_bytes=None,
+    )
+    (micro_batches,) = ranks.all_reduce_sum(clock.micro_batches)
+    units_per_s = micro_batches * request.units_per_micro_batch / window.slowest_s
+    figures = window.figures
+    if clock.facts.losses is not None:
+        figures["losses"] = list(clock.facts.losses())
+    if clock.facts.end is not None:
+        clock.facts.end()
+    return figures | {
+        "unit": request.unit,
+        "units_per_s": units_per_s,
+        "padded_units_per_s": units_per_s,
+        "optimizer_steps": clock.warm_up + clock.steps,
+        "discarded_batches": clock.warm_up,
+        "gradient_accumulation_steps": clock.facts.micro_batches or 1,
+        "local_ranks": ranks.world_size,
+    }
+
+
+def built(build: Build, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
     """Call a function that builds a step or a loader.
 
     Of ``extra`` it gets those that are named among its parameters, even if it takes any
@@ -185,7 +251,7 @@ def _warm_up(
     return step_s, taken
 
 
-class _WorkCounter:
+class WorkCounter:
     """Work of one rank's steps: in units if it is counted, else in batches.
 
     Args:

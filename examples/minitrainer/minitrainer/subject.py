@@ -64,6 +64,9 @@ class MiniTrainerSubject:
         arguments = {"make": self.step_function, "settings": {**self.arguments}}
         return Call(function=f"{HERE}:{function}", arguments={**arguments, **choice})
 
+    def training(self, choice):
+        return None  # the step takes batches of the loader
+
     def model(self, choice):
         return None
 

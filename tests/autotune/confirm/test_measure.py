@@ -8,6 +8,7 @@ import pytest
 
 from autotune.base.defaults import CONFIRM_ROUNDS
 from autotune.confirm.measure import SplitRunner
+from autotune.confirm.trainer_training import TrainerTraining
 from autotune.errors import OutOfTime, Undecided
 from autotune.evidence.probe import CurvePoint
 from autotune.trials.outcomes import Crashed, Measured, Outcome
@@ -96,9 +97,14 @@ def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitR
         }
     )
     return SplitRunner(
-        training=windows_of(config, budget_s=budget_s),
-        probe=probe,
-        sizes=list(simulation.padded_tokens_per_s),
+        training=TrainerTraining(
+            bench=None,
+            stored=None,
+            probe=probe,
+            sizes=list(simulation.padded_tokens_per_s),
+            windows=windows_of(config, budget_s=budget_s),
+        ),
+        budget_s=budget_s,
         windows=Rounds(
             runner=runner_on(simulation.machine, directory, simulation.clock)
         ),

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.errors import BadInput, ExceedsMemory
-from autotune.tune import pipeline
+from autotune.tune import pipeline, trainer_subjects
 from autotune.tune.values import Stage, TuningResult
 
 TUNE = [
@@ -109,9 +109,10 @@ def test_options_reach_the_request(tuning, call):
     ]
     call(*words)
     request = tuning.request
-    probe = tuning.request.probes[1]
-    assert request.models == ["bert-mini", "bert-small"]
-    assert (request.device, request.minutes, request.nodes, request.window_s) == (
+    probe = tuning.request.subjects.probes[1]
+    assert request.subjects.names == ["bert-mini", "bert-small"]
+    window_s = request.subjects.window_s
+    assert (request.device, request.minutes, request.nodes, window_s) == (
         "cpu",
         7.0,
         4,
@@ -163,7 +164,7 @@ def test_skips_only_exploration_by_default(tuning, call):
         "baseline",
         "report",
     }
-    probe = tuning.request.probes[0]
+    probe = tuning.request.subjects.probes[0]
     assert (probe.traced, probe.accumulate) == (False, False)
 
 
@@ -279,7 +280,7 @@ def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, 
         requests.append((str(found_by), request.budget_s, request.trial_timeout_s))
         return tuning.result
 
-    monkeypatch.setattr(pipeline, "measure_between_nodes", measure)
+    monkeypatch.setattr(trainer_subjects, "measure_between_nodes", measure)
     command = [
         "tune-between-nodes",
         "reports/jobs/tune-7.json",
@@ -292,3 +293,60 @@ def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, 
         *command, "--trial-timeout", "60s", "--reports", "reports"
     )
     assert requests == [("reports/jobs/tune-7.json", 282.0, 60.0)]
+
+
+OWN = ("tune", "--step", "mine:build_step", "--loader", "mine:build_loader")
+
+
+def test_options_of_own_code_reach_the_request(tuning, says):
+    says(
+        *OWN,
+        "--memory",
+        "64MiB",
+        "--vary",
+        "fused=false,true",
+        "--set",
+        "width=1,2",
+        "--ranks",
+        "2",
+        "--explore",
+        "--window",
+        "0.2s",
+        "--skip",
+        "estimate",
+    )
+    request = tuning.request
+    assert request.subjects.names == ["mine-width-1", "mine-width-2"]
+    # 30 minutes for each.
+    assert (request.minutes, request.subjects.window_s) == (60.0, 0.2)
+    assert request.skip == {"estimate"}
+    probe = request.subjects.probes[1]
+    assert (probe.memory_bytes, probe.ranks, probe.traced) == (2**26, 2, False)
+    assert probe.subject.table() == {
+        "step_function": "mine:build_step",
+        "loader_function": "mine:build_loader",
+        "arguments": {"width": 2},
+        "varied": {"fused": [False, True]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*OWN, "--model", "bert-mini"), "--model cannot be used with your own code"),
+        ((*OWN, "--data", "data"), "--data cannot be used with your own code"),
+        ((*OWN, "--nodes", "2"), "--nodes cannot be used with your own code"),
+        ((*OWN, "--skip", "accumulation"), "--skip accumulation cannot be used"),
+        ((*OWN, "--set", "a=1", "--vary", "a=1,2"), "--vary a cannot be used with"),
+        (("tune", "--model", "bert-mini"), "autotune tune requires --data"),
+        (("tune",), "autotune tune requires --model"),
+        (
+            (*TUNE, "--loader", "mine:build_loader"),
+            "--loader applies to your own code",
+        ),
+        ((*TUNE, "--vary", "a=1,2"), "--vary applies to your own code"),
+    ],
+)
+def test_options_that_exclude_each_other(tuning, says, words, message):
+    assert message in says(*words, code=2)
+    assert tuning.request is None

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.base.log import show_messages
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
@@ -15,12 +16,13 @@ from autotune.subjects.mlm.memory.stage import requested_config
 from autotune.trials.decide.least_time import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.tune import pipeline
-from autotune.tune.pipeline import (
+from autotune.tune import pipeline, trainer_subjects
+from autotune.tune.pipeline import TuneRequest, Tuning
+from autotune.tune.trainer_subjects import (
     REPEATED_MINUTES,
-    TuneRequest,
-    Tuning,
+    ModelsToTune,
     measure_between_nodes,
+    next_steps,
 )
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock
@@ -93,7 +95,7 @@ class Stages:
             for config in configs
         )
         self.request = TuneRequest(
-            probes=probes,
+            subjects=ModelsToTune(probes=probes),
             out=directory / "p",
             device="cpu",
             minutes=20.0,
@@ -157,7 +159,9 @@ class Stages:
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
-    def confirm_profile(self, bench, stored, request, *, training_s):
+    def confirm_profile(self, training, *, budget_s, training_s):
+        stored, request = training
+        assert budget_s == request.budget_s
         self.does("confirm", stored.profile.train.model.name, request)
         self.training_s = training_s
         return CONFIRMED
@@ -199,8 +203,15 @@ def stages(monkeypatch, tmp_path):
         "build_report",
         "open_session",
     ):
-        monkeypatch.setattr(pipeline, name, getattr(recorded, name))
-    monkeypatch.setattr(pipeline, "nodes_here", lambda: 1)
+        monkeypatch.setattr(trainer_subjects, name, getattr(recorded, name))
+    monkeypatch.setattr(
+        trainer_subjects.TrainerTraining,
+        "of",
+        lambda bench, stored, request: (stored, request),
+    )
+    monkeypatch.setattr(pipeline, "build_report", recorded.build_report)
+    for module in (pipeline, trainer_subjects):
+        monkeypatch.setattr(module, "nodes_here", lambda: 1)
     return recorded
 
 
@@ -418,7 +429,8 @@ def test_phases_share_the_remaining_time(stages):
 
 
 def test_windows_of_confirm_are_longer(stages):
-    stages.run(window_s=1.0)
+    subjects = replace(stages.request.subjects, window_s=1.0)
+    stages.run(subjects=subjects)
     assert stages.window_s["workers", "a"] == 1.0
     assert stages.window_s["confirm", "a"] == 5.0
 
@@ -432,6 +444,7 @@ def test_training_takes_a_tenth_of_the_time_at_most(stages):
 
 
 def test_phases_without_time_are_skipped(stages, capsys):
+    show_messages()
     tuning, result = stages.run(minutes=3.0)
     messages = capsys.readouterr().err
     assert "tune: takes at least" in messages
@@ -459,8 +472,8 @@ def test_phase_gets_its_least_time(stages):
 def test_next_steps_depend_on_nodes(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
-    steps_of_one_node = pipeline.next_steps([path], nodes=1)
-    steps_of_four_nodes = pipeline.next_steps([path], nodes=4)
+    steps_of_one_node = next_steps([path], nodes=1)
+    steps_of_four_nodes = next_steps([path], nodes=4)
     assert (steps_of_one_node[0], steps_of_one_node[-1]) == (
         f"autotune advise '{path}'",
         f"autotune train '{path}'",
@@ -509,13 +522,13 @@ def test_next_steps_depend_on_nodes(tmp_path):
 def test_job_between_nodes_measures_the_network(
     stages, monkeypatch, tmp_path, minutes, changes, calls
 ):
-    monkeypatch.setattr(pipeline, "nodes_here", lambda: 2)
-    monkeypatch.setattr(pipeline, "SystemClock", lambda: stages.clock)
+    monkeypatch.setattr(trainer_subjects, "nodes_here", lambda: 2)
+    monkeypatch.setattr(trainer_subjects, "SystemClock", lambda: stages.clock)
     paths = [
         tmp_path / "p" / f"{probe.config.model.name}-cpu.toml"
-        for probe in stages.request.probes
+        for probe in stages.request.subjects.probes
     ]
-    for path, probe in zip(paths, stages.request.probes, strict=True):
+    for path, probe in zip(paths, stages.request.subjects.probes, strict=True):
         left_at(path, probe.config.model)
     written = {
         "profiles": list(map(str, paths)),

@@ -4,6 +4,7 @@ The size and the number of workers were measured; other arguments are yours.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autotune.base.units import format_bytes
 from autotune.evidence.advice import EvidenceFigure, figure
@@ -12,6 +13,7 @@ from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.evidence.workers import WorkersEvidence
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
+from autotune.profiles.decide.explain.explored import explain_explored
 from autotune.profiles.decide.explain.loader import (
     figure_of_search,
     rejected_counts,
@@ -44,6 +46,9 @@ def _explain(profile: Profile, name: str, value: Argument) -> Explanation:
         return _explain_size(profile, probe, value)
     if workers is not None and name in workers.loader_settings:
         return _explain_loader(workers, name, value)
+    explored = explain_explored(profile, name, value)
+    if explored is not None:
+        return replace(explored, key=name, value=value)
     return Explanation(
         key=name,
         value=value,
@@ -78,7 +83,13 @@ def _explain_size(
 
 
 def _chosen_size(profile: Profile, probe: ProbeEvidence) -> int:
-    """Return the size that the probe chose, by throughput if that was measured."""
+    """Return the size that the search chose, or the probe.
+
+    The probe chooses by throughput if that was measured.
+    """
+    explore = profile.evidence.explore
+    if explore is not None and explore.adopted:
+        return int(explore.chosen.settings[profile.subject.size])
     if probe.curve:
         return choose_by_throughput(
             probe.curve, probe.feasible_max, in_words=profile.subject.size_words

@@ -1,0 +1,1 @@
+"""Jobs of a confirmation, run in the child process of a trial."""

@@ -1,0 +1,198 @@
+"""Training of the bundled trainer, to be confirmed."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Self
+
+from autotune.base.units import format_seconds
+from autotune.confirm.decide import micro_batches_of_window, rivals
+from autotune.confirm.profile_kernels import profile_kernels
+from autotune.confirm.short_training import END_TIMEOUT_S, ShortTraining
+from autotune.confirm.values import ShortTrainingRequest
+from autotune.evidence.confirm import ConfirmEvidence, SplitRates
+from autotune.evidence.kernels import StepKernels
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Profile
+from autotune.machine.measured_device import local_ranks
+from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.profiles.decide.micro_batch import measured_splits
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.mlm.workers.windows import training_trial, training_windows
+from autotune.trials.job_figures import WindowFigures
+from autotune.trials.outcomes import Outcome
+from autotune.trials.runner import TrialRunner
+from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
+from autotune.trials.values import Trial
+from autotune.workers.windows import SubjectWindows
+
+MIN_STEPS = 2
+"""Fewest optimizer steps of a window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerTraining:
+    """Training from a profile of the bundled trainer.
+
+    Splits of the global batch that are nearly as fast as the chosen one are measured,
+    too.
+    """
+
+    bench: Session
+    """Session on the machine and the dataset."""
+    stored: StoredProfile
+    probe: ProbeEvidence
+    """Evidence of the profile's probe."""
+    sizes: Sequence[int]
+    windows: SubjectWindows[MlmSubject]
+    """Windows of the profile's training."""
+
+    @classmethod
+    def of(cls, bench: Session, stored: StoredProfile, request: SweepRequest) -> Self:
+        """Return the training of a profile, in windows of a request.
+
+        Raises:
+            ProfileRejected: If the profile is of another machine, model or dataset.
+        """
+        train = stored.profile.train
+        probe = require_local_probe(stored, bench.fingerprint(train.model))
+        ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
+        steps = measured_splits(
+            probe.curve, global_batch_size=train.global_batch_size, ranks=ranks
+        )
+        size = train.micro_batch_size
+        return cls(
+            bench=bench,
+            stored=stored,
+            probe=probe,
+            sizes=[size, *rivals(steps, size)],
+            windows=training_windows(bench, train, request, ranks),
+        )
+
+    @property
+    def size_name(self) -> str:
+        """Name of the size, for labels."""
+        return "micro-batch"
+
+    @property
+    def functions(self) -> Sequence[str]:
+        """None: the source is this project's."""
+        return ()
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of this node, which train together."""
+        return self.windows.limits.local_ranks
+
+    @property
+    def num_workers(self) -> int:
+        """DataLoader workers of each rank."""
+        return self.windows.subject.config.data.num_workers
+
+    @property
+    def window_s(self) -> float:
+        """Least duration of a window."""
+        return self.windows.request.window_s
+
+    @property
+    def not_verified(self) -> str | None:
+        """None: the trainer's own command trains with all settings."""
+        return None
+
+    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
+        """Run the phase; its runner writes to the profile's trial log."""
+        return self.bench.phase(
+            "confirm",
+            self.stored.path,
+            self.windows.subject.config.model,
+            self.windows.request,
+            expected_trials,
+        )
+
+    def window(self, size: int, number: int, names: Sequence[str]) -> Trial:
+        """Return the trial of a window, as for ``ConfirmedTraining``."""
+        config = self.windows.subject.config.model_copy(
+            update={"micro_batch_size": size}
+        )
+        return training_trial(
+            self.windows,
+            config,
+            number,
+            names,
+            min_steps=MIN_STEPS,
+            most_micro_batches=micro_batches_of_window(
+                self.accumulation_steps(size), size, self.probe.curve
+            ),
+        )
+
+    def accumulation_steps(self, size: int) -> int:
+        """Return the micro-batches of each rank in a step of training."""
+        ranks = self.local_ranks
+        global_batch_size = max(self.windows.subject.config.global_batch_size, ranks)
+        split = split_global_batch(global_batch_size, size, ranks)
+        return split.gradient_accumulation_steps
+
+    def rate(self, size: int, figures: WindowFigures) -> float:
+        """Return the non-padding tokens/s of training that a window shows.
+
+        A step of training may have empty sequences, which a window has not. Its tokens
+        are those of average sequences, so that the samples of a window add no noise.
+        """
+        config = self.windows.subject.config
+        sequences = self.accumulation_steps(size) * size * self.local_ranks
+        non_empty_share = config.global_batch_size / sequences
+        non_padding_share = self.probe.tokens_per_sequence / config.seq_length_tokens
+        return figures.padded_units_per_s * non_empty_share * non_padding_share
+
+    def kernels(self, runner: TrialRunner, split: SplitRates) -> StepKernels | str:
+        """Return the kernels of a step, or the reason why they were not profiled."""
+        return profile_kernels(
+            runner,
+            self.windows.subject.config,
+            split,
+            request=self.windows.request,
+            manifest=self.bench.manifest,
+            ranks=self.local_ranks,
+        )
+
+    def confirmed(
+        self, profile: Profile, evidence: ConfirmEvidence, runner: TrialRunner
+    ) -> Profile:
+        """Return a profile with the evidence, and the micro-batch that it chose."""
+        size = evidence.rows[0].micro_batch_size
+        train = profile.train.model_copy(update={"micro_batch_size": size})
+        return add_evidence(profile, "confirm", evidence, runner, train)
+
+    def train(
+        self, profile: Profile, runner: TrialRunner, seconds: float
+    ) -> tuple[Outcome, str]:
+        """Train by the trainer's own loop, as for ``ConfirmedTraining``."""
+        evidence = profile.evidence.confirm
+        assert evidence is not None, "windows come before the training"
+        train = profile.train
+        tokens_per_step = train.global_batch_size * self.probe.tokens_per_sequence
+        step_s = tokens_per_step / evidence.promised_tokens_per_s
+        request = ShortTrainingRequest(
+            config=train,
+            seconds=seconds,
+            step_s=step_s,
+            local_ranks=evidence.local_ranks,
+        )
+        training = ShortTraining(
+            profile=self.stored.path,
+            data=self.windows.request.data,
+            torch_version=self.bench.site.versions["torch"],
+        )
+        outcome = runner.run(
+            request.trial(timeout_s=seconds + 2 * END_TIMEOUT_S),
+            f"training by the trainer's own loop, {format_seconds(seconds)}",
+            measure_by=training.run_trial,
+        )
+        return outcome, (
+            f"{format_seconds(seconds)} are too short for a start and steps of about"
+            f" {format_seconds(step_s)}"
+        )

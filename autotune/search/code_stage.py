@@ -1,0 +1,117 @@
+"""The search phase of a tuning of your own code."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from autotune.evidence.argument import Argument
+from autotune.evidence.explore import ExploreEvidence
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Profile
+from autotune.memory.code_stage import StepProbe, profile_of_step
+from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.store import StoredProfile
+from autotune.search.configuration import Configuration
+from autotune.search.explore import explore
+from autotune.search.request import ExploreRequest, subject_request
+from autotune.subjects.bench import CodeBench
+from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
+from autotune.workers.windows import windows_of_code
+
+
+def explore_code(
+    bench: CodeBench, stored: StoredProfile, probe: StepProbe, request: SweepRequest
+) -> ExploreEvidence:
+    """Search the settings that a subject declares, and write the result.
+
+    Args:
+        bench: Machine on which trials of your code run.
+        stored: Profile that was probed here.
+        probe: The probe, whose limits hold for other settings, too.
+        request: Length of the windows, and their time budget.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, or of other code.
+        Undecided: If the starting configuration could not be measured.
+    """
+    evidence = require_local_probe(stored, bench.fingerprint)
+    return explore(
+        CodeStep(
+            bench=bench, stored=stored, evidence=evidence, probe=probe, sweep=request
+        )
+    )
+
+
+def present_settings(profile: Profile, bench: CodeBench) -> dict[str, Argument]:
+    """Return the present value of each setting that may be searched.
+
+    It is the profile's, else what the step reported in the probe, else the first of the
+    declared values. Settings that you fixed as arguments are left out.
+    """
+    probe = profile.evidence.probe
+    reported = {} if probe is None else probe.settings
+    present: dict[str, Argument] = {}
+    for setting in bench.subject.settings():
+        if setting.name not in profile.subject.arguments:
+            first = reported.get(setting.name, setting.values[0])
+            present[setting.name] = profile.settings.get(setting.name, first)
+    return present
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeStep:
+    """A probed step of yours whose settings are searched."""
+
+    bench: CodeBench
+    stored: StoredProfile
+    evidence: ProbeEvidence
+    """Evidence of the profile's probe."""
+    probe: StepProbe
+    sweep: SweepRequest
+    """Length of the windows, and their time budget."""
+
+    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
+        """Run the phase; its runner writes to the profile's trial log."""
+        return self.bench.phase(
+            "explore", self.stored.path, self.sweep, expected_trials
+        )
+
+    def request(self) -> ExploreRequest:
+        """Return the configurations to search, and their windows.
+
+        Their batches are those of the probe, so that each size counts as what it is.
+        """
+        profile = self.stored.profile
+        most = with_headroom(
+            self.evidence.feasible_max, profile.constraints.headroom_share
+        )
+        size_name = self.bench.subject.size.name
+        size = profile.size
+        present = present_settings(profile, self.bench)
+        return subject_request(
+            windows_of_code(
+                self.bench.subject,
+                present,
+                replace(self.sweep, local_ranks=self.evidence.local_ranks),
+                self.bench,
+                fed_by="step",
+            ),
+            {**present, size_name: size if isinstance(size, int) else most},
+            largest_size=most,
+            study_name=f"{self.stored.path.stem}: explore",
+            study_file=self.sweep.study_file,
+        )
+
+    def probed(self, candidate: Configuration, ends_s: float | None) -> Profile:
+        """Return the profile of a probe of a candidate, as for ``ExploredStep``."""
+        size_name = self.bench.subject.size.name
+        choice = {name: value for name, value in candidate.items() if name != size_name}
+        probe = replace(self.probe, choice=choice)
+        profile, _ = profile_of_step(self.bench, probe, self.stored.path, ends_s=ends_s)
+        return profile
+
+    def with_size(self, profile: Profile, size: int) -> Profile:
+        """Return a profile with another size."""
+        name = profile.subject.size
+        return profile.model_copy(update={"settings": {**profile.settings, name: size}})

@@ -1,0 +1,184 @@
+"""A tuning of your own code: its phases, and those that it cannot have."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.memory.code_stage import StepProbe
+from autotune.profiles.store import WrittenProfile, read_profile, write_profile
+from autotune.subjects.own.subject import FunctionSubject
+from autotune.tune import code_subjects, pipeline
+from autotune.tune.code_subjects import CodeToTune, TunedCode
+from autotune.tune.pipeline import TuneRequest, Tuning
+from testbed.examples.own_profiles import own_profile
+from testbed.fakes import FakeClock
+from tests.autotune.tune.test_pipeline import CONFIRMED
+
+FUNCTIONS = {"step_function": "mine:build_step", "loader_function": "mine:build_loader"}
+
+
+class Phases:
+    """Functions of the phases, which only record calls and take time."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.clock = FakeClock()
+        self.calls = []
+        self.trains = False
+        self.model = None
+
+    def done(self, phase):
+        self.calls.append(phase)
+        self.clock.sleep(5.0)
+
+    def probe_step(self, bench, probe, path, traced, *, ends_s):
+        self.done("probe")
+        profile = own_profile()
+        evidence = profile.evidence.probe.model_copy(update={"trains": self.trains})
+        profile = profile.model_copy(
+            update={"evidence": profile.evidence.model_copy(update={"probe": evidence})}
+        )
+        write_profile(path, profile)
+        return WrittenProfile(path=path, profile=profile)
+
+    def explore_code(self, bench, stored, probe, request):
+        self.done("explore")
+        return SimpleNamespace(choice="nothing is faster")
+
+    def sweep_into(self, bench, request, path, old):
+        self.done("workers")
+        return WrittenProfile(path=path, profile=old)
+
+    def confirm_profile(self, training, *, budget_s, training_s):
+        self.done("confirm")
+        self.training_s = training_s
+        return CONFIRMED.model_copy(update={"unit": "batches"})
+
+    def build_report(self, profiles, reports, out, *, data):
+        self.done("report")
+        self.reported = profiles, data
+
+    @contextlib.contextmanager
+    def open_own(self, device, subject, timeout_s, check):
+        site = SimpleNamespace(name="cpu", device="cpu")
+        bench = SimpleNamespace(
+            site=site, server=SimpleNamespace(waited_s=0.0), model=self.model
+        )
+        yield bench
+
+    def run(self, *subjects, **changes):
+        probes = tuple(
+            StepProbe(subject=subject, reports=self.directory / "r")
+            for subject in subjects
+        )
+        request = TuneRequest(
+            subjects=CodeToTune(probes=probes),
+            out=self.directory / "p",
+            device="cpu",
+            minutes=20.0,
+            **changes,
+        )
+        self.tuning = Tuning(request=request, clock=self.clock)
+        result = self.tuning.run()
+        return result, {
+            (stage.name, stage.model): (stage.status, stage.summary)
+            for stage in result.stages
+        }
+
+
+@pytest.fixture
+def phases(tmp_path, monkeypatch):
+    recorded = Phases(tmp_path)
+    for name in (
+        "probe_step",
+        "explore_code",
+        "sweep_into",
+        "confirm_profile",
+        "open_own",
+    ):
+        monkeypatch.setattr(code_subjects, name, getattr(recorded, name))
+    monkeypatch.setattr(code_subjects, "replace", lambda bench, **_: bench)
+    monkeypatch.setattr(code_subjects.CodeTraining, "of", lambda *_: None)
+    monkeypatch.setattr(pipeline, "build_report", recorded.build_report)
+    (tmp_path / "p").mkdir()
+    return recorded
+
+
+def test_phases_run_in_order_until_the_report(phases):
+    subject = FunctionSubject(**FUNCTIONS, varied={"fused": [False, True]})
+    result, found = phases.run(subject)
+    assert phases.calls == ["probe", "explore", "workers", "confirm", "report"]
+    assert found["probe", "mine"] == (
+        "done",
+        "batch=8 fits, 9 runs out of memory; fastest 7",
+    )
+    assert found["confirm", "mine"] == (
+        "done",
+        "promised 1,000 batches/s (980 to 1,020) · delivered 995",
+    )
+    assert phases.training_s == 60.0
+    (path,) = result.profiles
+    assert phases.reported[1] is None
+    assert [step.split()[1:3] for step in result.next_steps] == [
+        ["profile", "show"],
+        ["profile", "approve"],
+    ]
+    assert read_profile(phases.tuning.tuned[0]).path.name == path.rpartition("/")[2]
+
+
+def test_phases_that_code_cannot_have_say_why(phases):
+    subject = FunctionSubject(step_function="mine:build_step")
+    _, found = phases.run(subject)
+    skipped = {
+        name: summary
+        for (name, _), (status, summary) in found.items()
+        if status == "skipped"
+    }
+    assert set(skipped) == {
+        "estimate",
+        "explore",
+        "workers",
+        "network",
+        "confirm",
+        "baseline",
+    }
+    assert "build_model" in skipped["estimate"]
+    assert "--vary" in skipped["explore"]
+    assert "--loader" in skipped["workers"]
+    assert "loader" in skipped["confirm"]
+    assert phases.calls == ["probe", "report"]
+
+
+def test_training_function_is_confirmed_without_a_loader(phases):
+    phases.trains = True
+    _, found = phases.run(FunctionSubject(step_function="mine:train"))
+    assert found["confirm", "mine-train"][0] == "done"
+    assert found["workers", "mine-train"][0] == "skipped"
+
+
+def test_each_combination_of_arguments_is_tuned(phases):
+    subjects = [
+        FunctionSubject(**FUNCTIONS, arguments={"width": width}) for width in (1, 2)
+    ]
+    result, _ = phases.run(*subjects, skip=frozenset({"explore"}))
+    assert phases.calls == [
+        "probe",
+        "probe",
+        *["workers", "confirm"] * 2,
+        "report",
+    ]
+    assert len(result.profiles) == 2
+
+
+def test_settings_that_you_fixed_are_not_searched():
+    code = FunctionSubject(
+        **FUNCTIONS, arguments={"fused": True}, varied={"fused": [False, 1]}
+    )
+    tuned = TunedCode(
+        bench=SimpleNamespace(model=None),
+        path=None,
+        request=StepProbe(subject=code, reports=None),
+        tuned=None,
+    )
+    assert "--vary" in tuned.missing("explore", 1)
