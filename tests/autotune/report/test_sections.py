@@ -393,7 +393,7 @@ def test_exploration_states_every_fact():
         ),
         (
             "64 packed sequences, bf16, compiled has 1.01 (0.99 to 1.03, 98 %) times"
-            " the non-padding tokens/s of 64 packed sequences, bf16."
+            " the throughput of 64 packed sequences, bf16."
         ),
         "Loss: not checked.",
         (
