@@ -30,17 +30,17 @@ from autotune.profiles.decide.follow_up import (
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.store import WrittenProfile
 from autotune.workers.count_tables import count_head, count_table
-from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
-from autotune.workers.decide.gpu_utilisation import LEAST_EXPLAINED_SHARE
+from autotune.workers.decide.data_shortage import (
+    grows_with_workers,
+    idle_counts,
+    is_short_of_data,
+)
 from autotune.workers.throughput_chart import throughput_chart
 from autotune.workers.windows import settings_words
 
 LONGER_SWEEP = 4
 """Factor on the time of an undecided sweep, for the time limit of the next one. An
 interval from four times as many windows is half as wide."""
-LIMITED_BY_LOADER = 1.05
-"""Gain of the most workers over half as many, below which more of them would not help
-either."""
 LEAST_MINUTES = 10
 """Shortest time limit to suggest, in minutes: the default of the command."""
 
@@ -225,21 +225,12 @@ def _loader_lines(evidence: WorkersEvidence) -> Iterator[str]:
             f"an epoch has {plural(evidence.epoch_batches, 'batch')}: restarting the"
             " loader is part of its cost"
         )
-    idle = _idle_counts(evidence)
+    idle = idle_counts(evidence)
     if idle:
         yield (
             f"with num_workers={idle[-1]} the loader started fewer processes: it"
             " ignores num_workers, or uses threads"
         )
-
-
-def _idle_counts(evidence: WorkersEvidence) -> list[int]:
-    """Return the numbers of workers of which the loader started fewer."""
-    return [
-        row.num_workers
-        for row in evidence.rows
-        if row.processes is not None and row.processes < row.num_workers
-    ]
 
 
 def _gpu_lines(evidence: WorkersEvidence) -> Iterator[str]:
@@ -266,9 +257,9 @@ def _data_loading_lines(evidence: WorkersEvidence) -> Iterator[str]:
             f" ({evidence.data_filesystem}); a copy on a local disk gains at most"
             f" {format_share(most_gain)}: autotune data stage DIR --to LOCAL"
         )
-    if _is_short_of_data(evidence):
+    if is_short_of_data(evidence):
         remedy = "the loader itself is the limit, not its workers"
-        if _grows_with_workers(evidence):
+        if grows_with_workers(evidence):
             remedy = (
                 "use more CPU cores per rank, faster storage, or shorter or cheaper"
                 " samples"
@@ -295,43 +286,6 @@ def _dataset_line(evidence: WorkersEvidence) -> str:
     else:
         source = f"storage at up to {format_bytes_per_s(max(rates_bytes_per_s))}"
     return f"dataset: {disk}read from {source}"
-
-
-def _is_short_of_data(evidence: WorkersEvidence) -> bool:
-    """Return True if no loader settings are sufficient, by the upper bounds.
-
-    A count of too few rounds for a bound is taken to be at most a little faster than
-    the best. If the GPUs wait much less than the ratios say, these have another reason.
-    """
-    if evidence.keeps_up or (evidence.joint and evidence.joint.adopted):
-        return False
-    best_ratio = max(row.ratio_to_cached for row in evidence.rows)
-    upper_bounds = [
-        row.ratio_high or LIMITED_BY_LOADER * best_ratio for row in evidence.rows
-    ]
-    if max(upper_bounds) >= ENOUGH_SHARE:
-        return False
-    least_wait_share = min(row.data_wait_share for row in evidence.rows)
-    return least_wait_share >= LEAST_EXPLAINED_SHARE * (1 - best_ratio)
-
-
-def _grows_with_workers(evidence: WorkersEvidence) -> bool:
-    """Return True if the most workers are faster than half as many.
-
-    More of them may then help.
-    """
-    if _idle_counts(evidence):
-        return False
-    most = max(evidence.rows, key=lambda row: row.num_workers)
-    ratios_of_half = [
-        row.ratio_to_cached
-        for row in evidence.rows
-        if row.num_workers <= most.num_workers / 2
-    ]
-    # A single row shows no limit of the loader.
-    if not ratios_of_half or most.num_workers == 0:
-        return True
-    return most.ratio_to_cached > LIMITED_BY_LOADER * max(ratios_of_half)
 
 
 def _joint_line(joint: JointChoice) -> str:
