@@ -273,6 +273,15 @@ class Profile(StrictTable):
         return self.settings.get(name, self.subject.arguments.get(name))
 
     @property
+    def num_workers(self) -> int | None:
+        """DataLoader workers of each rank; None if none were chosen or set."""
+        if self.train_table is not None:
+            return self.train_table.data.num_workers
+        arguments = {**self.subject.arguments, **self.settings}
+        count = arguments.get("num_workers")
+        return count if isinstance(count, int) else None
+
+    @property
     def memory_budget_bytes(self) -> int:
         """Memory budget of a rank.
 

@@ -45,13 +45,16 @@ def profile_paths(
 def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
     """Return the profile for another path, from which its dataset is found as well.
 
-    A profile names its dataset relative to its own directory.
+    A profile names its dataset relative to its own directory. Code of yours has its own
+    data, so that nothing changes.
 
     Args:
         profile: Profile to move.
         old: Path that the profile was read from.
         new: Path that the profile will be written to.
     """
+    if not profile.has_train:
+        return profile
     data_path = profile.train.data.path
     if data_path is None or old.parent.resolve() == new.parent.resolve():
         return profile

@@ -1,7 +1,8 @@
-"""Throughput of a profile, in non-padding tokens/s. Pure.
+"""Throughput of a profile, in units of its subject per second. Pure.
 
-A profile may hold several rates: of a confirmation, a baseline, a worker sweep, a probe
-and the scaling curve. The rate closest to actual training is preferred.
+For the bundled trainer these are non-padding tokens/s. A profile may hold several
+rates: of a confirmation, a baseline, a worker sweep, a probe and the scaling curve. The
+rate closest to actual training is preferred.
 """
 
 import math
@@ -16,6 +17,7 @@ from autotune.base.wording import plural
 from autotune.evidence.baseline import row_of
 from autotune.evidence.network import NetworkEvidence, ScalingRow
 from autotune.evidence.profile import Profile, fill_share
+from autotune.evidence.workers import WorkersEvidence
 
 ReadFrom = Literal["confirmed", "training", "windows", "steps", "scaling", "run"]
 """Origin of a rate: windows as training will run (confirm), training on the dataset
@@ -25,14 +27,15 @@ ReadFrom = Literal["confirmed", "training", "windows", "steps", "scaling", "run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Training throughput in non-padding tokens/s, with its interval and source."""
+    """Training throughput, with its interval and source."""
 
     estimate: Estimate
     """Rate with its variance, which comparisons need."""
     interval: Interval
     """Rate with its bounds, at the confidence that its origin has."""
     known: Literal["measured", "predicted"] = "measured"
-    """``predicted`` only at a point of the scaling curve that was not measured."""
+    """``predicted`` at a point of the scaling curve that was not measured, and if a
+    rate follows from two measured ones."""
     ranks: int
     """Ranks that reach this rate together."""
     read_from: ReadFrom
@@ -41,7 +44,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """Throughput in non-padding tokens/s."""
+        """Throughput in units per second."""
         return self.estimate.value
 
 
@@ -54,6 +57,7 @@ def training_rates(profile: Profile) -> tuple[Rate, ...]:
         _rate_of_confirmation(profile),
         _rate_of_baseline(profile),
         _rate_of_workers(profile),
+        _rate_with_loader(profile),
         _rate_of_probe(profile),
     )
     return tuple(rate for rate in rates if rate is not None)
@@ -185,30 +189,64 @@ def _rate_of_workers(profile: Profile) -> Rate | None:
     chose.
 
     Returns:
-        None without a sweep or a probe, or if neither number has a valid rate.
+        None without a sweep in the subject's unit, or if neither number has a valid
+        rate.
     """
     workers = profile.evidence.workers
-    non_padding_share = fill_share(profile)
-    if workers is None or non_padding_share is None:
+    share = _useful_share(profile)
+    if workers is None or share is None or workers.unit != profile.subject.unit:
         return None
     rates_by_count = {
         row.num_workers: positive_figures(row.units_per_s) for row in workers.rows
     }
-    padded_tokens_per_s = rates_by_count.get(profile.train.data.num_workers)
-    if not padded_tokens_per_s:
-        padded_tokens_per_s = rates_by_count.get(workers.chosen)
-    if not padded_tokens_per_s:
+    rates = rates_by_count.get(_count_in_use(profile, workers))
+    if not rates:
         return None
-    estimate = estimate_windows(
-        [non_padding_share * rate for rate in padded_tokens_per_s]
-    )
+    estimate = estimate_windows([share * rate for rate in rates])
     return Rate(
         estimate=estimate,
         interval=estimate.interval(),
         ranks=workers.local_ranks,
         read_from="windows",
-        source="the worker sweep, times the share of non-padding tokens",
+        source=_with_share("the worker sweep", profile),
     )
+
+
+def _rate_with_loader(profile: Profile) -> Rate | None:
+    """Return the probe's rate, slowed down as the sweep's batches slow the step down.
+
+    It is for a step that counts batches alone, whose size only your loader knows.
+
+    Returns:
+        None if one of both is missing, or the sweep has the subject's unit.
+    """
+    workers, probed = profile.evidence.workers, _rate_of_probe(profile)
+    if workers is None or probed is None or workers.unit == profile.subject.unit:
+        return None
+    count = _count_in_use(profile, workers)
+    row = next((row for row in workers.rows if row.num_workers == count), None)
+    if row is None:
+        return None
+    kept = min(1.0, row.ratio_to_cached)
+    interval = probed.interval.scaled(kept)
+    return Rate(
+        estimate=estimate_from_bounds(interval, len(row.units_per_s)),
+        interval=interval,
+        known="predicted",
+        ranks=probed.ranks,
+        read_from="windows",
+        source=(
+            f"the probe's rate, times the {kept:.1%} that num_workers={count} reaches"
+            " of cached batches"
+        ),
+    )
+
+
+def _count_in_use(profile: Profile, workers: WorkersEvidence) -> int:
+    """Return the profile's number of workers if it was measured, else the chosen."""
+    count = profile.num_workers
+    measured = [row.num_workers for row in workers.rows if row.units_per_s]
+    return workers.chosen if count is None or count not in measured else count
 
 
 def _rate_of_probe(profile: Profile) -> Rate | None:
@@ -217,21 +255,36 @@ def _rate_of_probe(profile: Profile) -> Rate | None:
     Returns:
         None without a probe, or if it did not measure this size.
     """
-    probe = profile.evidence.probe
-    non_padding_share = fill_share(profile)
-    if probe is None or non_padding_share is None:
+    probe, size = profile.evidence.probe, profile.size
+    share = _useful_share(profile)
+    if probe is None or share is None or not isinstance(size, int):
         return None
-    point = probe.expected_throughput(profile.train.micro_batch_size)
+    point = probe.expected_throughput(size)
     if point is None:
         return None
-    interval = point.rate.scaled(non_padding_share)
+    interval = point.rate.scaled(share)
     return Rate(
         estimate=estimate_from_bounds(interval, point.timed_steps),
         interval=interval,
         ranks=probe.local_ranks,
         read_from="steps",
-        source="steps on full sequences, times the share of non-padding tokens",
+        source=_with_share("steps on full sequences", profile),
     )
+
+
+def _useful_share(profile: Profile) -> float | None:
+    """Return the share of counted units that are no padding; None if unknown.
+
+    Your own code counts its units itself.
+    """
+    return fill_share(profile) if profile.has_train else 1.0
+
+
+def _with_share(source: str, profile: Profile) -> str:
+    """Return the source of a rate, in the words of the subject."""
+    if profile.has_train:
+        return f"{source}, times the share of non-padding tokens"
+    return source.replace("full sequences", "cached batches, without the loader")
 
 
 def positive_figures(figures: Iterable[float]) -> list[float]:
