@@ -18,15 +18,18 @@ from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingCon
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import NOT_JUDGED, NOTHING, TOO_LITTLE, advise
 from autotune.base.interval import Interval
-from autotune.evidence.advice import Advice
+from autotune.evidence.advice import Advice, NotJudged
 from autotune.evidence.kernels import StepKernels
 from autotune.evidence.network import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.evidence.probe import GrownKernel, ThroughputDip
 from autotune.evidence.workers import UtilisationFinding
 from autotune.kernels.decide.bounds import farthest_kernel
+from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.subjects.subject import Setting
 from autotune.trials.outcomes import Contaminated, Measured, Outcome
 from autotune.trials.values import FinishedTrial, Trial
 from testbed.examples import kernels
+from testbed.examples.own_profiles import own_profile
 from testbed.examples.profiles import but
 from testbed.simulators import worlds
 from testbed.simulators.cluster import (
@@ -42,6 +45,7 @@ from testbed.simulators.worlds import (
     profile_of,
     run_of,
     settings,
+    settings_with,
     step,
 )
 from trainer.formats.train_config import TrainConfig
@@ -119,9 +123,7 @@ def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
 
 def tuned(world: World, train: TrainConfig, **changes: object) -> TrainingContext:
     """After tuning with good settings; the profile then says something else."""
-    profile = profile_of(world, train).with_train(
-        worlds.settings_with(train, **changes)
-    )
+    profile = profile_of(world, train).with_train(settings_with(train, **changes))
     return TrainingContext(
         train=profile.train,
         profile=profile,
@@ -249,6 +251,16 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
         "contradicted-utilisation", "a GPU that is idle without cause", idle, many
     )
 
+    crowded = replace(gpu, storage_rows_per_s=600.0)
+    eight = settings(crowded, data__num_workers=8)
+    yield Scenario(
+        "slow-loader",
+        "storage that no number of workers makes faster",
+        tuned(crowded, eight),
+        tuned(gpu, settings(gpu)),
+        _faster((crowded, eight), (gpu, eight)),
+    )
+
     hindered, even = (
         replace(cluster, slow_loader=100.0),
         replace(cluster, load_s_per_row=2e-3),
@@ -277,6 +289,25 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
         "more than was shown to fit",
         tuned(gpu, large, micro_batch_size=most + 5),
         medium,
+    )
+    yield Scenario(
+        "no-headroom",
+        "the most that fits, for a headroom of 3 %",
+        tuned(gpu, large, micro_batch_size=most),
+        medium,
+    )
+    cramped = replace(gpu, memory_bytes=8 * 10**9, launch_s=3e-5)
+    limit = with_headroom(max_micro_batch_size(cramped, large), 0.03)
+    cramped_train = settings_with(large, micro_batch_size=limit)
+    yield Scenario(
+        "memory-limits-size",
+        "little memory for a device that launches slowly",
+        tuned(cramped, cramped_train),
+        tuned(cramped, settings_with(large, micro_batch_size=limit // 2)),
+        lambda _: (
+            _speed(cramped, settings_with(cramped_train, micro_batch_size=2 * limit))
+            / _speed(cramped, cramped_train)
+        ),
     )
     what = "two sequences on a device that wants dozens"
     yield Scenario("below-knee", what, tuned(gpu, small), medium, _rates(gpu, small))
@@ -733,5 +764,19 @@ def _of_condition(gpu: World) -> Iterator[Scenario]:
     yield Scenario(
         "edited", "a profile that was edited", replace(context, intact=False), context
     )
-    unknown = replace(context, missing=(("loader workers", "autotune workers"),))
+    lacking = NotJudged(
+        part="loader workers",
+        reason="no sweep",
+        command="autotune workers",
+        is_basic=True,
+    )
+    unknown = replace(context, not_judged=(lacking,))
     yield Scenario("not-measured", "no sweep of workers", unknown, context)
+    library = TrainingContext(train=None, profile=own_profile())
+    untried = (Setting(name="torch_compile", values=(False, True)),)
+    yield Scenario(
+        "untried-settings",
+        "a library that can compile the model",
+        replace(library, untried=untried),
+        library,
+    )

@@ -109,9 +109,13 @@ def advise(
         "bottleneck": now.bottleneck,
         "kernels": now.step_kernels,
         "advice": found,
+        "not_judged": now.not_judged,
         "applied": applied,
     }
-    text = f"{where}\n\n{advice_text(found, now.bottleneck, now.step_kernels)}"
+    told = advice_text(
+        found, now.bottleneck, now.step_kernels, not_judged=now.not_judged
+    )
+    text = f"{where}\n\n{told}"
     if applied is not None:
         text += _applied_text(applied)
     print(answer_json(answer) if as_json else text)
@@ -170,6 +174,7 @@ def _apply(
     """
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
+    from autotune.profiles.decide.follow_up import probe_command
     from autotune.profiles.profile_paths import rebase_data_path
     from autotune.profiles.store import write_profile
     from trainer.formats.events import utc_now
@@ -186,11 +191,12 @@ def _apply(
             " after it was measured"
         )
         verify = shlex.join(["autotune", "profile", "verify", now.profile_path])
+        again = probe_command(now.profile, now.profile_path)
         raise ProfileRejected(
             what,
-            next_step=f"Measure again: autotune tune; or see the changes: {verify}",
+            next_step=f"Measure again: {again}; or see the changes: {verify}",
         )
-    changes = safe_changes(now.profile.train, found)
+    changes = safe_changes(now.profile, found)
     old = Path(now.profile_path)
     if not changes:
         return {"profile": None, "of": old, "kept": None, "changes": ()}

@@ -4,7 +4,6 @@ It is read from a profile with its trial log, a run, or a directory with data.
 """
 
 import contextlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +11,22 @@ from pathlib import Path
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
+from autotune.advice.decide.not_judged import not_judged
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
+from autotune.evidence.advice import NotJudged
 from autotune.evidence.profile import Profile
 from autotune.machine.host import Host, SystemHost
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
-from autotune.profiles.decide.follow_up import command, probe_command
+from autotune.profiles.decide.follow_up import command
 from autotune.profiles.recorded_trials import read_trials
-from autotune.profiles.store import StoredProfile, read_trainer_profile
+from autotune.profiles.store import StoredProfile, read_profile
 from autotune.speed.measure import known_rates
 from autotune.subjects.mlm.memory.gains import predicted_gains
+from autotune.subjects.registry import argument_names, stored_subject
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.formats.errors import TrainerError
@@ -65,7 +67,7 @@ def context_of(
     """
     host = SystemHost()
     if place.is_file():
-        found = read_trainer_profile(place, "advise")
+        found = read_profile(place)
         return context_of_profile(
             found,
             read_trials(place, found.profile, reports).finished,
@@ -78,7 +80,7 @@ def context_of(
         stored = (
             profile_of_run(run, candidates)
             if profile is None
-            else read_trainer_profile(profile, "advise")
+            else read_profile(profile)
         )
         if (
             profile is not None
@@ -162,41 +164,49 @@ def context_of_profile(
     nodes: int | None = None,
 ) -> TrainingContext:
     """Return the facts after tuning, with predictions for the intended nodes."""
-    profile, path = stored.profile, shlex.quote(str(stored.path))
-    evidence, network = profile.evidence, f"autotune network {path}"
-    several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
-    between = nodes is not None and nodes > 1 and not joins_nodes(evidence.network)
-    measurements = (
-        (
-            evidence.probe is None,
-            "largest micro-batch",
-            probe_command(profile, str(stored.path)),
-        ),
-        (evidence.workers is None, "DataLoader workers", f"autotune workers {path}"),
-        (
-            evidence.network is None and several_ranks,
-            "gradient synchronisation",
-            network,
-        ),
-        (
-            between,
-            f"links between nodes, required to predict {nodes} nodes",
-            f"{network} --slurm",
-        ),
-    )
-    return TrainingContext(
-        train=profile.train,
+    profile, path = stored.profile, str(stored.path)
+    lacking = not_judged(profile, path)
+    if nodes is not None and nodes > 1 and not joins_nodes(profile.evidence.network):
+        lacking += (
+            NotJudged(
+                part=f"links between nodes, required to predict {nodes} nodes",
+                reason="not measured",
+                command=command("network", path, slurm=True),
+                is_basic=True,
+            ),
+        )
+    now = TrainingContext(
+        train=profile.train_table,
         profile=profile,
-        profile_path=str(stored.path),
+        profile_path=path,
         intact=stored.intact,
         bottleneck=bottleneck_of_profile(profile),
         trials=tuple(trials),
         data=_data_of(stored, data, host),
         spread=_spread(profile, nodes),
-        missing=tuple(
-            (name, command) for is_missing, name, command in measurements if is_missing
-        ),
+        not_judged=lacking,
     )
+    return now if profile.has_train else _with_subject(now, profile)
+
+
+def _with_subject(now: TrainingContext, profile: Profile) -> TrainingContext:
+    """Return the facts with what the subject says of its settings."""
+    names = {profile.subject.size, *profile.settings, *_LOADER_SETTINGS}
+    try:
+        subject = stored_subject(profile.subject)
+    except (AutotuneError, TrainerError) as error:
+        lacking = NotJudged(
+            part="names of settings in your configuration",
+            reason=error.message,
+            remedy=error.next_step or "",
+        )
+        return replace(
+            now,
+            not_judged=(*now.not_judged, lacking),
+            arguments={name: name for name in names},
+        )
+    untried = () if profile.evidence.explore is not None else subject.settings()
+    return replace(now, arguments=argument_names(subject, names), untried=untried)
 
 
 def context_of_run(
@@ -234,6 +244,8 @@ def _data_of(
     return None if directory is None else data_facts(directory, host)
 
 
+_LOADER_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory")
+"""Settings of every DataLoader."""
 _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {
     "micro_batch_size"
 }
@@ -244,9 +256,12 @@ def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
 
     Only those count that make their figures incomparable.
     """
-    train, settings = stored.profile.train, settings_of(run.header.config)
+    settings = settings_of(run.header.config)
     if settings is None:
         return ["settings of another trainer version"]
+    if not stored.profile.has_train:
+        return [f"subject {stored.profile.subject.words}"]
+    train = stored.profile.train
     found = [
         name
         for name in sorted(_OF_THE_STEP)
@@ -271,7 +286,7 @@ def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None
     for path in candidates:
         with contextlib.suppress(TrainerError, AutotuneError):
             if profile_sha256(read_profile_tables(path)) == run.header.profile_sha256:
-                return read_trainer_profile(path, "advise")
+                return read_profile(path)
     return None
 
 
@@ -325,6 +340,8 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
     meant = nodes or (1 if network is None else network.nodes)
     if profile.evidence.probe is None or meant == 1 or not joins_nodes(network):
         return None
+    if not profile.has_train:
+        return None  # autotune plan predicts it, from what the subject tells
 
     def predicted(counts: list[int], batch_tokens: int | None = None) -> Scaling:
         return predict_scaling(

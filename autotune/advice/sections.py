@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.advice.decide.rules import AdviceRule
+from autotune.advice.decide.rule import AdviceRule
 from autotune.base.interval import Interval
 from autotune.base.tables import printable_line, terminal_table
 from autotune.base.units import (
@@ -20,6 +20,7 @@ from autotune.evidence.advice import (
     Bottleneck,
     Cause,
     Gain,
+    NotJudged,
     SettingChange,
 )
 from autotune.evidence.kernels import StepKernels
@@ -44,6 +45,8 @@ def advice_text(
     advice: Sequence[Advice],
     bottleneck: Bottleneck | None,
     kernels: StepKernels | None = None,
+    *,
+    not_judged: Sequence[NotJudged] = (),
 ) -> str:
     """Format the bottleneck and the kernels, then all recommendations in their order.
 
@@ -51,6 +54,7 @@ def advice_text(
         advice: Recommendations.
         bottleneck: Parts of a step; None if they are not known.
         kernels: Kernels of a step; None if they were not profiled.
+        not_judged: Parts of training that could not be judged.
     """
     parts = [] if bottleneck is None else [_bottleneck_text(bottleneck)]
     if kernels is not None:
@@ -73,7 +77,16 @@ def advice_text(
         claim = printable_line(one.claim)
         heading = f"{place}. [{one.severity}] {claim}  ({one.rule})"
         parts.append("\n".join([heading, *lines]))
+    if not_judged:
+        parts.append("\n".join(map(not_judged_text, not_judged)))
     return "\n\n".join(parts)
+
+
+def not_judged_text(one: NotJudged) -> str:
+    """Format a part of training that could not be judged, and how to find out."""
+    ways = [] if one.command is None else [f"run: {one.command}"]
+    ways += [one.remedy] if one.remedy else []
+    return printable_line("; ".join([f"not judged: {one.part}: {one.reason}", *ways]))
 
 
 def bottleneck_sentence(found: Bottleneck | None) -> str:
@@ -138,7 +151,5 @@ def gain_text(gain: Gain | None) -> str:
 
 def change_text(change: SettingChange) -> str:
     """Format a changed setting with its old value."""
-    return (
-        f"train.{change.key} = {format_setting(change.new)} (was"
-        f" {format_setting(change.old)})"
-    )
+    name = change.argument or f"train.{change.key}"
+    return f"{name} = {format_setting(change.new)} (was {format_setting(change.old)})"

@@ -73,27 +73,17 @@ class Bottleneck:
 
 
 Benefit = Literal[
-    "non-padding tokens/s",
+    "throughput",
     "GPU memory",
     "host memory",
     "tokens to the same loss",
     "storage",
     "GPU-hours",
 ]
-"""Quantities that a gain can be of. More of the first is better, less of all others."""
+"""Quantities that a gain can be of. More of the first is better, less of all others.
 
-Unit = Literal[
-    "share",
-    "ratio",
-    "tokens/s",
-    "bytes",
-    "bytes/s",
-    "FLOP/s",
-    "s",
-    "tokens",
-    "sequences",
-    "count",
-]
+``throughput`` is that of the training, without padding if it is known.
+"""
 
 Known = Literal["measured", "interpolated", "predicted", "assumed", "allocator"]
 """Origins of a figure. ``interpolated``: between two measured sizes. ``allocator``:
@@ -108,7 +98,9 @@ class EvidenceFigure(Interval):
     """
 
     name: str
-    unit: Unit
+    unit: str
+    """Unit, such as ``share``, ``ratio``, ``bytes``, ``s``, ``count``; for a rate that
+    of the subject, such as ``tokens/s``."""
     n: int | None = None
     """Number of measurements; None if the figure was computed."""
     known: Known = "measured"
@@ -118,7 +110,7 @@ class EvidenceFigure(Interval):
 def figure(
     name: str,
     value: float | Interval,
-    unit: Unit,
+    unit: str,
     source: str,
     *,
     n: int | None = None,
@@ -135,9 +127,9 @@ def figure(
 class Gain:
     """Gain that advice is expected to bring."""
 
-    of: Benefit = "non-padding tokens/s"
+    of: Benefit = "throughput"
     ratio: float
-    """Ratio of the new to the present value: 1.3 is 30 % more tokens/s, 0.6 is 40 %
+    """Ratio of the new to the present value: 1.3 is 30 % more throughput, 0.6 is 40 %
     less memory."""
     low: float | None = None
     high: float | None = None
@@ -147,12 +139,12 @@ class Gain:
 
     @classmethod
     def between(cls, low: float, usual: float, high: float) -> "Gain":
-        """Return a predicted gain in tokens/s."""
+        """Return a predicted gain in throughput."""
         return cls(ratio=usual, low=low, high=high)
 
     @classmethod
     def measured(cls, one: Interval) -> "Gain":
-        """Return a measured gain in tokens/s with its bounds."""
+        """Return a measured gain in throughput with its bounds."""
         return cls(
             ratio=one.value,
             low=one.low,
@@ -164,7 +156,7 @@ class Gain:
     @property
     def speedup(self) -> float:
         """Factor by which the run gets shorter, for ranking; 1 if it does not."""
-        if self.of == "non-padding tokens/s":
+        if self.of == "throughput":
             return self.ratio
         return (
             1 / self.ratio
@@ -175,12 +167,32 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange:
-    """Change of one setting of ``[train]`` that the advice proposes."""
+    """Change of one setting that the advice proposes."""
 
     key: str
-    """Dotted key without ``train``, such as ``data.num_workers``."""
+    """Name in the profile: in ``[settings]``, or for the bundled trainer the dotted key
+    of ``[train]``, such as ``data.num_workers``."""
     old: Any
     new: Any
+    argument: str | None = None
+    """Name in your code or configuration, such as ``per_device_train_batch_size``; None
+    if the bundled trainer reads the setting from the profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotJudged:
+    """A part of training that advice cannot judge, and how to find out."""
+
+    part: str
+    """Part of training, such as ``data loading``."""
+    reason: str
+    """Missing evidence, in words."""
+    command: str | None = None
+    """Command that measures it; None if no command does."""
+    remedy: str = ""
+    """Other way to find out, in words; empty if the command is all."""
+    is_basic: bool = False
+    """True if most advice needs it, so that it should be measured first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,7 @@ from autotune.base.wording import (
     format_interval,
     format_setting,
 )
-from autotune.evidence.advice import (
-    EvidenceFigure,
-    Unit,
-)
+from autotune.evidence.advice import EvidenceFigure
 from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40
@@ -89,7 +86,7 @@ def _count(value: float) -> str:
     )
 
 
-_FORMS: dict[Unit, Callable[[float], str]] = {
+_FORMS: dict[str, Callable[[float], str]] = {
     "share": format_share,
     "ratio": "{:.3f}".format,
     "bytes": format_bytes,

@@ -1,6 +1,7 @@
 """The classes of kinds of subjects: of this project, and of installed packages."""
 
 import importlib
+from collections.abc import Iterable
 
 from autotune.base.subject_kinds import subject_kinds
 from autotune.errors import BadInput
@@ -33,12 +34,21 @@ def subject_class(kind: str) -> type[Subject]:
 
 
 def stored_subject(stored: SubjectTable) -> Subject:
-    """Return the subject of a profile.
+    """Return the subject of a profile that is not of the bundled trainer.
 
     Raises:
         BadInput: If its kind is not known here.
     """
     return subject_class(stored.kind).from_table(stored.table)
+
+
+def argument_names(subject: Subject, settings: Iterable[str]) -> dict[str, str]:
+    """Return the names of settings in the subject's own configuration, by ours."""
+    fixed, names = subject.apply({}), {}
+    for setting in settings:
+        applied = [name for name in subject.apply({setting: 0}) if name not in fixed]
+        names[setting] = ", ".join(applied) or setting
+    return names
 
 
 def merged_subject(stored: SubjectTable, given: Subject) -> Subject:

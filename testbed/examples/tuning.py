@@ -585,7 +585,7 @@ def example_advice(note: str = "") -> tuple[Advice, ...]:
                 ),
             ),
             gain=Gain(
-                of="non-padding tokens/s",
+                of="throughput",
                 ratio=1.052,
                 low=1.041,
                 high=1.066,

@@ -3,8 +3,9 @@
 Everything here is pure: the caller gives the creation time of the profile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autotune.errors import BadInput
 from autotune.evidence.advice import Advice, SettingChange
@@ -15,16 +16,18 @@ from trainer.formats.train_config import TrainConfig, flatten_settings
 
 
 def safe_changes(
-    train: TrainConfig, advice: Iterable[Advice]
+    profile: Profile, advice: Iterable[Advice]
 ) -> tuple[SettingChange, ...]:
-    """Return the changes of safe advice that differ from these settings.
+    """Return the changes of safe advice that differ from a profile's settings.
 
     If several change the same key, the first one counts.
     """
-    settings = flatten_settings(train.model_dump(mode="json"))
+    settings: Mapping[str, Any] = {**profile.subject.arguments, **profile.settings}
+    if profile.has_train:
+        settings = flatten_settings(profile.train.model_dump(mode="json"))
     wishes = [change for one in advice if one.safe for change in one.changes]
     found = {
-        change.key: replace(change, old=settings[change.key])
+        change.key: replace(change, old=settings.get(change.key))
         for change in reversed(wishes)
     }
     return tuple(
@@ -51,7 +54,14 @@ def apply_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> Train
         raise BadInput(error.message, next_step=error.next_step) from error
 
 
-_WITHOUT_COMPUTE = ("data.", "parallel.", "log_interval_steps")
+_WITHOUT_COMPUTE = (
+    "data.",
+    "parallel.",
+    "log_interval_steps",
+    "num_workers",
+    "prefetch_factor",
+    "pin_memory",
+)
 """Prefixes of settings that do not change the compute of a micro-batch."""
 
 
@@ -71,12 +81,17 @@ def apply_advice(
     if other and probe is not None:
         choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
         evidence["probe"] = probe.model_copy(update={"choice": choice})
-    train = apply_changes(profile.train, changes)
+    train, settings = None, None
+    if profile.has_train:
+        train = apply_changes(profile.train, changes)
+    else:
+        settings = {change.key: change.new for change in changes}
     return update_profile(
         profile,
         command="advise",
         evidence=evidence,
         train=train,
+        settings=settings,
         dropped_commands=without,
         provenance={"created_utc": created_utc},
     )

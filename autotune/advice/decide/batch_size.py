@@ -9,20 +9,29 @@ from dataclasses import replace
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
+from autotune.advice.decide.rule import rule
 from autotune.base.estimates import change_between
 from autotune.base.interval import Interval
 from autotune.base.units import format_percent
 from autotune.base.window_statistics import estimate_from_bounds
 from autotune.evidence.advice import Advice, Gain, SettingChange, figure
-from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.peak_contents import ContentKind
+from autotune.evidence.probe import CurvePoint, ProbeEvidence
 from autotune.memory.decide.sharding import model_share, parts_of_terms, zero_share
 from autotune.memory.values import Term
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.micro_batch import choose_micro_batch, with_headroom
+from autotune.profiles.decide.micro_batch import (
+    choose_by_throughput,
+    choose_micro_batch,
+    with_headroom,
+)
 from autotune.subjects.mlm.model_work import position_share
 from trainer.formats.model_config import HIDDEN_SIZE, attention_dropout, config_count
 
 WORTH_RATIO = 1.02
+STILL_GROWS_RATIO = 1.05
+"""Least ratio of throughput at the largest micro-batch to that at half of it, for which
+a larger one would be faster."""
 NOISE_ROWS, NOISE_STEPS = 8, 1000
 """Least measurements of the noise scale, and steps of the run, before it is used: in
 the first steps, when all samples still agree, it is hundreds of times smaller than
@@ -39,26 +48,29 @@ WORTH_SHARING_RATIO = 1.03
 _PROBE = "autotune probe"
 
 
+@rule("R5")
 def beyond_memory(now: TrainingContext) -> Advice | None:
     """Find a micro-batch size that was not verified to fit."""
-    probe = now.evidence.probe
-    if now.train is None or probe is None or now.profile is None:
+    probe, size = now.evidence.probe, now.size
+    if size is None or probe is None or now.profile is None:
         return None
-    rows, limit = now.train.micro_batch_size, now.profile.constraints.headroom_share
-    if rows <= probe.feasible_max:
+    if size <= probe.feasible_max:
         return None
-    oom = probe.infeasible_min is not None and rows >= probe.infeasible_min
+    oom = probe.infeasible_min is not None and size >= probe.infeasible_min
     known = now.profile.fingerprint.bytes_known
     return Advice(
         severity="error",
         claim=(
-            f"micro-batch size {rows}"
+            f"{_size_name(now)} {size}"
             f" {'runs out of memory' if oom else 'was not verified to fit'}:"
             f" {probe.feasible_max} is the largest that ran"
         ),
         evidence=(
             figure(
-                "largest micro-batch that ran", probe.feasible_max, "sequences", _PROBE
+                f"largest {_size_name(now)} that ran",
+                probe.feasible_max,
+                _size_unit(now),
+                _PROBE,
             ),
             figure(
                 "its peak memory",
@@ -68,60 +80,205 @@ def beyond_memory(now: TrainingContext) -> Advice | None:
                 known=known,
             ),
         ),
-        cost=(
-            "none: the global batch stays the same, with more gradient accumulation"
-            " steps"
-        ),
-        changes=(
-            SettingChange(
-                key="micro_batch_size",
-                old=rows,
-                new=with_headroom(probe.feasible_max, limit),
-            ),
-        ),
+        cost=_cost_of_smaller(now),
+        changes=(now.size_change(_largest(now, probe)),),
         would_change="more memory than on the probed machine",
         safe=True,
     )
 
 
+@rule("R5")
+def no_headroom(now: TrainingContext) -> Advice | None:
+    """Find a micro-batch size that leaves less memory free than was asked for."""
+    probe, size = now.evidence.probe, now.size
+    if size is None or probe is None or now.profile is None:
+        return None
+    most = _largest(now, probe)
+    if not most < size <= probe.feasible_max:
+        return None
+    headroom = now.profile.constraints.headroom_share
+    return Advice(
+        claim=(
+            f"{_size_name(now)} {size} fits, but leaves less than the headroom of"
+            f" {format_percent(headroom)}: fragmentation or a longer batch can run out"
+            " of memory"
+        ),
+        evidence=(
+            figure(
+                f"largest {_size_name(now)} that ran",
+                probe.feasible_max,
+                _size_unit(now),
+                _PROBE,
+            ),
+            figure("headroom", headroom, "share", "constraints", known="assumed"),
+        ),
+        cost=_cost_of_smaller(now),
+        changes=(now.size_change(most),),
+        would_change="a probe with a smaller --headroom",
+        safe=True,
+    )
+
+
+@rule("R5, memory")
+def memory_limits_size(now: TrainingContext) -> Advice | None:
+    """Find throughput that still grows at the largest micro-batch that fits."""
+    probe, size = now.evidence.probe, now.size
+    if size is None or probe is None or len(probe.curve) < 2:
+        return None
+    # Only if memory, and not the global batch, is the limit.
+    if size < _largest(now, probe) or now.split_micro_batch_size(size + 1) <= size:
+        return None
+    largest = max(probe.curve, key=lambda point: point.size)
+    half = _nearest(probe, largest.size / 2)
+    if half is None or half.size >= largest.size:
+        return None
+    growth = change_between(
+        estimate_from_bounds(half.rate),
+        estimate_from_bounds(largest.rate),
+    )
+    if growth.low is None or growth.low < STILL_GROWS_RATIO:
+        return None
+    gain = faster_with(now, size, 2 * size)
+    kind = _largest_kind(probe)
+    evidence = [
+        figure(
+            f"{now.rate_unit} with {now.size_words(largest.size)} relative"
+            f" to {now.size_words(half.size)}",
+            growth,
+            "ratio",
+            _PROBE,
+        )
+    ]
+    if kind is not None:
+        evidence.append(
+            figure(f"share of {kind[0]} in the peak", kind[1], "share", _PROBE)
+        )
+    freed = ""
+    if kind is not None:
+        freed = f"; {kind[0]} take the most, {format_percent(kind[1])} of the peak"
+    return Advice(
+        claim=(
+            f"memory limits the {_size_name(now)}, and throughput still grows with it:"
+            f" free memory to train with more than {size}{freed}"
+        ),
+        evidence=tuple(evidence),
+        gain=None if gain is None else Gain.between(*gain),
+        cost=_WAYS_TO_FREE.get("" if kind is None else kind[0], _USUAL_WAYS),
+        command=now.probe_command(),
+        would_change="a global batch that does not need larger micro-batches",
+    )
+
+
+_USUAL_WAYS = (
+    "16-bit precision, activation checkpointing (which recomputes layers), or a"
+    " sharded optimizer; then probe again"
+)
+_WAYS_TO_FREE: dict[str, str] = {
+    ContentKind.ACTIVATIONS: (
+        "activation checkpointing, which recomputes layers in backward, or 16-bit"
+        " precision; then probe again"
+    ),
+    ContentKind.TEMPORARIES: (
+        "fused kernels (compile the step, a fused loss) or 16-bit precision; then probe"
+        " again"
+    ),
+    ContentKind.OPTIMIZER_STATE: (
+        "sharding of the optimizer over ranks, or one with a smaller state; then probe"
+        " again"
+    ),
+    ContentKind.PARAMETERS: "sharding of the weights over ranks; then probe again",
+    ContentKind.GRADIENTS: "sharding of the gradients over ranks; then probe again",
+}
+"""Ways to free memory by the kind of contents that takes the most."""
+
+
+def _largest_kind(probe: ProbeEvidence) -> tuple[str, float] | None:
+    """Return the kind of contents with the most bytes at the peak, and its share."""
+    contents = probe.contents
+    if contents is None or not contents.peak_bytes:
+        return None
+    sizes = {
+        kind: sum(row.bytes_of(kind) for row in contents.rows) for kind in ContentKind
+    }
+    kind = max(sizes, key=sizes.__getitem__)
+    return kind.value, sizes[kind] / contents.peak_bytes
+
+
+def _nearest(probe: ProbeEvidence, size: float) -> CurvePoint | None:
+    """Return the point of the curve that is nearest to a size."""
+    return min(probe.curve, key=lambda point: abs(point.size - size), default=None)
+
+
+def _size_name(now: TrainingContext) -> str:
+    """Return the searched argument in words."""
+    subject = now.subject
+    return "micro-batch size" if subject is None or subject.noun else subject.size
+
+
+def _size_unit(now: TrainingContext) -> str:
+    """Return the unit of the searched argument."""
+    return "sequences" if now.subject is None or now.subject.noun else "count"
+
+
+def _cost_of_smaller(now: TrainingContext) -> str:
+    if now.global_batch_size is None:
+        return "a smaller global batch, unless your code accumulates more micro-batches"
+    return (
+        "none: the global batch stays the same, with more gradient accumulation steps"
+    )
+
+
+def _largest(now: TrainingContext, probe: ProbeEvidence) -> int:
+    """Return the largest micro-batch size that leaves the headroom free."""
+    assert now.profile is not None
+    limit = now.profile.constraints.headroom_share
+    unit = probe.multiple_of
+    return with_headroom(probe.feasible_max // unit, limit) * unit
+
+
 def _chosen(now: TrainingContext, probe: ProbeEvidence) -> int:
+    """Return the micro-batch size that the throughput curve favours."""
     size, fits = now.global_batch_size, probe.feasible_max
+    if size is None:
+        return choose_by_throughput(
+            probe.curve, fits, in_words=now.size_words
+        ).micro_batch_size
     return choose_micro_batch(
         probe.curve, fits, global_batch_size=size, ranks=now.ranks
     ).micro_batch_size
 
 
+@rule("R5")
 def beyond_knee(now: TrainingContext) -> Advice | None:
     """Find a micro-batch size beyond the knee of the throughput curve."""
-    probe = now.evidence.probe
-    if now.train is None or probe is None or len(probe.curve) < 2:
+    probe, size = now.evidence.probe, now.size
+    if size is None or probe is None or len(probe.curve) < 2:
         return None
-    rows, chosen = now.train.micro_batch_size, _chosen(now, probe)
+    chosen = _chosen(now, probe)
     if (
-        now.split_micro_batch_size(rows) <= max([chosen, *probe.knee_micro_batch_sizes])
-        or rows > probe.feasible_max
+        now.split_micro_batch_size(size) <= max([chosen, *probe.knee_micro_batch_sizes])
+        or size > probe.feasible_max
     ):
         return None
-    here, there = _at(now, probe, rows), now.point(chosen)
+    here, there = _at(now, probe, size), now.point(chosen)
     # Network tuning chose this size.
     if now.evidence.network is not None or here is None or there is None:
         return None
     speed = change_between(estimate_from_bounds(here), estimate_from_bounds(there.rate))
-    before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
-    name = f"tokens/s with {chosen} sequences relative to {rows}"
+    before, after = now.peak_bytes(size), now.peak_bytes(chosen)
     return Advice(
         claim=(
-            f"micro-batch size {chosen} is as fast as the profile's {rows}: throughput"
+            f"{_size_name(now)} {chosen} is as fast as the profile's {size}: throughput"
             " no longer grows"
         ),
         evidence=(
             figure(
-                name,
+                f"{now.rate_unit} with {now.size_words(chosen)} relative to {size}",
                 speed,
                 "ratio",
                 _PROBE,
                 n=there.timed_steps,
-                known="interpolated" if now.point(rows) is None else "measured",
+                known="interpolated" if now.point(size) is None else "measured",
             ),
         ),
         gain=(
@@ -133,36 +290,30 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
             "none measured; the freed memory has room for longer sequences or a larger"
             " model"
         ),
-        changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
+        changes=(now.size_change(chosen),),
         would_change=(
             "a slow network: the last micro-batch overlaps more of the synchronisation"
             " if it is larger"
         ),
-        safe=now.nodes == 1,
+        safe=now.nodes == 1 and now.global_batch_size is not None,
     )
 
 
+@rule("R5, launch-bound")
 def below_knee(now: TrainingContext) -> Advice | None:
     """Find a micro-batch size that is slow although a larger one fits."""
-    probe = now.evidence.probe
-    if now.train is None or probe is None or len(probe.curve) < 2:
+    probe, size = now.evidence.probe, now.size
+    if size is None or probe is None or len(probe.curve) < 2:
         return None
     chosen = _chosen(now, probe)
-    rows, then = (
-        now.split_micro_batch_size(now.train.micro_batch_size),
-        now.split_micro_batch_size(chosen),
-    )
+    rows, then = now.split_micro_batch_size(size), now.split_micro_batch_size(chosen)
     # The batch split may need less than the size that was chosen.
     if now.point(then) is not None:
         chosen = then
     here, there = _at(now, probe, rows), now.point(chosen)
     # A smaller size than the setting's was limited by the global batch, or split by
     # network tuning.
-    if (
-        not now.train.micro_batch_size <= rows < min(then, chosen)
-        or here is None
-        or there is None
-    ):
+    if not size <= rows < min(then, chosen) or here is None or there is None:
         return None
     ratio = change_between(estimate_from_bounds(here), estimate_from_bounds(there.rate))
     known = here.low is not None and there.rate.low is not None
@@ -173,41 +324,52 @@ def below_knee(now: TrainingContext) -> Advice | None:
     if not is_measured:
         gain = replace(gain, known="predicted")
     shared = faster_with(now, rows, then)
+    global_batch_size = now.global_batch_size
     # Accumulation shares each optimizer step.
-    if now.global_batch_size > rows * now.ranks and shared is not None:
+    if (
+        global_batch_size is not None
+        and global_batch_size > rows * now.ranks
+        and shared is not None
+    ):
         gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
+    cost = (
+        "memory, verified to suffice; the global batch stays the same, with fewer"
+        " accumulation steps"
+    )
+    if global_batch_size is None:
+        cost = (
+            "memory, verified to suffice; the global batch grows, unless your code"
+            " accumulates fewer micro-batches"
+        )
     return Advice(
         claim=(
-            f"micro-batch size {rows} leaves the device partly idle: {chosen} fits and"
+            f"{_size_name(now)} {rows} leaves the device partly idle: {chosen} fits and"
             " is faster"
         ),
         evidence=(
             figure(
-                f"tokens/s with {rows} sequences",
+                f"{now.rate_unit} with {now.size_words(rows)}",
                 here,
-                "tokens/s",
+                now.rate_unit,
                 _PROBE,
                 known="measured" if is_measured else "interpolated",
             ),
             figure(
-                f"tokens/s with {chosen} sequences",
+                f"{now.rate_unit} with {now.size_words(chosen)}",
                 there.rate,
-                "tokens/s",
+                now.rate_unit,
                 _PROBE,
                 n=there.timed_steps,
             ),
         ),
         gain=gain,
-        cost=(
-            "memory, verified to suffice; the global batch stays the same, with fewer"
-            " accumulation steps"
-        ),
-        changes=(SettingChange(key="micro_batch_size", old=rows, new=chosen),),
+        cost=cost,
+        changes=(now.size_change(chosen),),
         would_change=(
             "less memory than on the probed machine, or a global batch too small for"
             " such micro-batches"
         ),
-        safe=True,
+        safe=global_batch_size is not None,
     )
 
 
@@ -230,6 +392,7 @@ def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | Non
     return Interval(value=one.units_per_s * one.step_s / one.size * rows / step_s)
 
 
+@rule()
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     """Find a global batch far beyond the noise scale (McCandlish et al. 2018)."""
     run, train = now.run, now.train
@@ -310,6 +473,7 @@ def beyond_noise_scale(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("padding")
 def padding(now: TrainingContext) -> Advice | None:
     """Find padding, which costs as much compute as other tokens."""
     lost, train = now.loss("padding", PADDING_SHARE), now.train
@@ -395,12 +559,14 @@ def padding(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("padding")
 def empty_rows(now: TrainingContext) -> Advice | None:
     """Find a global batch whose split over ranks leaves empty sequences."""
     (empty, of_padding), lost = _empty(now), now.loss("padding", 0.0)
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
     rows, micro_batch = now.global_batch_size, now.train.micro_batch_size
+    assert rows is not None
     split = split_global_batch(rows, micro_batch, now.ranks)
     part = lost.scaled(of_padding)
     if not split.without_empty or part.share < EMPTY_SHARE / 2:
@@ -445,6 +611,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
     return empty, min(1.0, empty / (1 - full)) if full < 1 else 0.0
 
 
+@rule("R5")
 def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     """Find sharding of weights and optimizer state that allows larger micro-batches."""
     probe, profile, train = now.evidence.probe, now.profile, now.train

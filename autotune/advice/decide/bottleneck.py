@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.advice.decide.gpu_counters import (
+    IN_WINDOWS,
     Counters,
     counters_of,
     data_share,
+    idle_part,
     with_counters,
 )
 from autotune.base.estimates import Estimate
@@ -24,12 +26,13 @@ from autotune.base.step_statistics import (
 from autotune.base.window_statistics import estimate_windows
 from autotune.evidence.advice import Bottleneck, Cause, StepPart
 from autotune.evidence.profile import Profile
+from autotune.evidence.workers import WorkersRow
 from autotune.network.decide.step_model import expected_largest
 from autotune.subjects.mlm.model_work import position_share
 from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
 from trainer.formats.recorded_settings import settings_of
 from trainer.formats.run_record import Run, StepRow
-from trainer.formats.train_config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.formats.train_config import TRIMMED_LAYOUTS
 
 MATTERS_SHARE = 0.10
 """Least share of a part that can be the bottleneck; if all others are below it, compute
@@ -81,7 +84,15 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
         )
     mfu = estimate_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
     return _weigh(
-        parts, source, len(rows), untold, mfu, train=train, launching=launching
+        parts,
+        source,
+        len(rows),
+        untold,
+        mfu,
+        loads_ahead=(
+            train is None or train.device == "cuda" or train.data.num_workers > 0
+        ),
+        launching=launching,
     )
 
 
@@ -118,25 +129,20 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         The bottleneck, or None if the profile's number of DataLoader workers was not
         measured.
     """
-    workers, probe, train = (
-        profile.evidence.workers,
-        profile.evidence.probe,
-        profile.train,
-    )
-    rows = (
-        []
-        if workers is None
-        else [one for one in workers.rows if one.num_workers == train.data.num_workers]
-    )
-    if workers is None or not rows:
+    workers, count = profile.evidence.workers, profile.num_workers
+    rows = [] if workers is None else workers.rows
+    row = next((row for row in rows if row.num_workers == count), None)
+    if workers is None or row is None:
         return None
-    row, source = rows[0], f"timed windows with num_workers={train.data.num_workers}"
+    source = f"timed {IN_WINDOWS}{count}"
     shares: dict[Cause, float] = {"data loading": data_share(row)}
     keeps_up = 1 - shares["data loading"]
     untold = [
         "optimizer step and time between steps (counted as compute; a training run"
         " measures them)"
     ]
+    if not profile.has_train:
+        untold = ["optimizer step and padding (counted as compute)"]
     gradient_sync, network = _communication_shares(profile), profile.evidence.network
     if gradient_sync is not None:
         waiting, travelling = gradient_sync
@@ -146,29 +152,35 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         }
     elif workers.local_ranks > 1 and network is None:
         untold.append("gradient synchronisation (autotune network measures it)")
-    if train.layout in TRIMMED_LAYOUTS:
+    is_trimmed = profile.has_train and profile.train.layout in TRIMMED_LAYOUTS
+    if is_trimmed:
         untold.append(
             "padding (the width of batches varies; a training run measures it)"
         )
-    elif probe is not None:
-        empty = 1 - min(1.0, probe.tokens_per_sequence / train.seq_length_tokens)
-        shares["padding"] = (
-            position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
-        )
+    padding = _padding_share(profile)
+    if padding is not None:
+        shares["padding"] = padding * (1 - sum(shares.values()))
     parts = [
         StepPart(cause=cause, share=share, source=source)
         for cause, share in shares.items()
     ]
-    counters, launching = counters_of(row, profile), 0.0
+    counters, launching = counters_of(row), 0.0
+    idle = idle_part(row)
     if counters is not None:
         jitter_share = network.compute.jitter_share if network is not None else 0.0
         # Compute times that vary from step to step on equal sequences come from late
         # kernel launches.
-        is_uneven = jitter_share >= UNEVEN_SHARE and train.layout not in TRIMMED_LAYOUTS
+        is_uneven = jitter_share >= UNEVEN_SHARE and not is_trimmed
         parts, launching = with_counters(
             parts, counters, shares.get("straggler", 0.0) if is_uneven else 0.0
         )
-    elif train.device == "cuda":
+    elif idle is not None:
+        parts, launching = [*parts, idle], idle.share
+        untold.append(
+            "short gaps between kernels, and GPU memory bandwidth (this GPU has no"
+            " hardware counters)"
+        )
+    elif profile.fingerprint.device == "cuda":
         untold.append(
             "kernel launches and GPU memory bandwidth (this GPU has no hardware"
             " counters)"
@@ -176,25 +188,54 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         # Steps without synchronisation were shorter: launches were not late.
         launching = 0.0
-    gpu, peak = profile.fingerprint.gpu_name, None
-    # Per window, the share of the dense peak for non-padding tokens.
-    if gpu is not None and train.device == "cuda":
-        peak = peak_flops_per_s(gpu, matmul_format(train.precision, tf32=train.tf32))
-    mfus = (
-        []
-        if peak is None
-        else [flops / peak for flops in row.model_flops_per_s_per_rank]
-    )
-    mfu = estimate_windows(mfus, scale="linear") if mfus else None
-    return _weigh(
+    found = _weigh(
         parts,
         source,
         len(row.units_per_s),
         untold,
-        mfu,
-        train=train,
+        _mfu(profile, row),
+        loads_ahead=profile.fingerprint.device == "cuda" or row.num_workers > 0,
         launching=launching,
     )
+    # Windows too noisy to judge the loader do not make it a certain bottleneck.
+    if found.limit == "data loading" and row.verdict == "open":
+        return replace(found, decided=False)
+    return found
+
+
+def _padding_share(profile: Profile) -> float | None:
+    """Return the share of compute on padding, which sequences of equal width show.
+
+    Returns:
+        The share; None if it is not known.
+    """
+    probe = profile.evidence.probe
+    # Your own code does not tell which part of its work is padding.
+    if probe is None or not profile.has_train:
+        return None
+    train = profile.train
+    if train.layout in TRIMMED_LAYOUTS:
+        return None
+    empty = 1 - min(1.0, probe.tokens_per_sequence / train.seq_length_tokens)
+    return position_share(train, probe.parameters) * empty
+
+
+def _mfu(profile: Profile, row: WorkersRow) -> Estimate | None:
+    """Return the share of the GPU's dense peak that the model's FLOPs reach.
+
+    Returns:
+        The share over windows; None if the FLOPs or the number format of matmuls are
+        not known.
+    """
+    gpu = profile.fingerprint.gpu_name
+    if gpu is None or not profile.has_train:
+        return None
+    train = profile.train
+    peak = peak_flops_per_s(gpu, matmul_format(train.precision, tf32=train.tf32))
+    if peak is None or train.device != "cuda" or not row.model_flops_per_s_per_rank:
+        return None
+    mfus = [flops / peak for flops in row.model_flops_per_s_per_rank]
+    return estimate_windows(mfus, scale="linear")
 
 
 def _weigh(
@@ -204,14 +245,14 @@ def _weigh(
     untold: Sequence[str],
     mfu: Estimate | None,
     *,
-    train: TrainConfig | None,
+    loads_ahead: bool,
     launching: float,
 ) -> Bottleneck:
     """Return the largest part of the step that is not compute as the bottleneck.
 
-    Data loading ahead of the device and late kernel launches (``launching``, a share of
-    the step) take precedence: they run concurrently with the GPU, so if other parts
-    shrink, the wait for them grows by as much.
+    Data loading ahead of the device (``loads_ahead``) and late kernel launches
+    (``launching``, a share of the step) take precedence: they run concurrently with the
+    GPU, so if other parts shrink, the wait for them grows by as much.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted(
@@ -220,7 +261,6 @@ def _weigh(
     )
     losses = [one for one in every if one.cause != "compute"]
     large = [one for one in losses if one.share >= MATTERS_SHARE]
-    loads_ahead = train is None or train.device == "cuda" or train.data.num_workers > 0
     concurrent = {
         "data loading": loads_ahead,
         "launch-bound": launching >= MATTERS_SHARE,
@@ -257,9 +297,11 @@ def _communication_shares(profile: Profile) -> tuple[float, float] | None:
         The share that waits for gradients, and the share that synchronisation adds to
         compute; None if they were not measured.
     """
-    network, parallel = profile.evidence.network, profile.train.parallel
-    if network is None:
+    network = profile.evidence.network
+    # Your own code does not tell which of the measured synchronisations it uses.
+    if network is None or not profile.has_train:
         return None
+    parallel = profile.train.parallel
     same = ("strategy", "gradient_dtype", "bucket_cap_mib")
     for row in network.gradient_syncs:
         share, step_s, compute = row.communication_share, row.step_s, network.compute

@@ -12,6 +12,7 @@ from autotune.advice.decide.context import (
     times,
     without,
 )
+from autotune.advice.decide.rule import rule
 from autotune.base.interval import Interval
 from autotune.base.units import format_percent
 from autotune.evidence.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
@@ -24,6 +25,7 @@ _KEYS = ("strategy", "bucket_cap_mib", "shard_ranks")
 _OTHER_NODE = "another node (exclude this one in the SLURM site file)"
 
 
+@rule("R4, network")
 def gradient_sync(now: TrainingContext) -> Advice | None:
     """Find a gradient synchronisation that is verified to be faster.
 
@@ -78,6 +80,7 @@ def gradient_sync(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("R4, network")
 def network_bound(now: TrainingContext) -> Advice | None:
     """Find ranks that wait for gradients, for which network tuning may help."""
     waits = now.loss("network", MATTERS_SHARE)
@@ -105,6 +108,7 @@ def network_bound(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("R4, network")
 def too_many_nodes(now: TrainingContext) -> Advice | None:
     """Find more nodes than the global batch keeps busy."""
     spread = now.spread
@@ -152,6 +156,7 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("R4, network")
 def below_t_min(now: TrainingContext) -> Advice | None:
     """Find too few tokens per GPU and step to overlap synchronisation with compute."""
     spread = now.spread
@@ -195,6 +200,7 @@ def below_t_min(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("straggler")
 def slow_rank(now: TrainingContext) -> Advice | None:
     """Find one rank that all others wait for in most steps."""
     rows = (
@@ -278,6 +284,7 @@ def _slow_matmuls(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("straggler")
 def uneven_ranks(now: TrainingContext) -> Advice | None:
     """Find waits for a slowest rank that changes from step to step."""
     lost = now.loss("straggler", MATTERS_SHARE)
@@ -317,6 +324,7 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("network")
 def slow_link(now: TrainingContext) -> Advice | None:
     """Find one link that is slower than the others and slows every all-reduce down."""
     measured = [

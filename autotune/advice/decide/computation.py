@@ -4,8 +4,12 @@ The rules look at precision, the MLM head, kernel launches, memory traffic and t
 optimizer step.
 """
 
+from typing import TypedDict
+
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
+from autotune.advice.decide.gpu_counters import IN_WINDOWS
+from autotune.advice.decide.rule import rule
 from autotune.base.units import format_percent
 from autotune.evidence.advice import Advice, Gain, SettingChange, figure
 from trainer.formats import model_config
@@ -30,6 +34,7 @@ COMPILED_GAIN = (1.0, 1.1, 1.3)
 """Speed ratio of kernel fusion besides fewer launches, from less memory traffic: least,
 usual, most."""
 LOG_INTERVAL_STEPS = 10
+_WITHOUT_PADDING = "compute on non-padding tokens"
 _COMPILE = (SettingChange(key="compile", old=False, new=True),)
 _COST_OF_COMPILING = (
     "minutes at the start of every run, different rounding, and another probe of the"
@@ -37,6 +42,25 @@ _COST_OF_COMPILING = (
 )
 
 
+class _Compilation(TypedDict):
+    """Cost of compiling the model, and the setting or command to do so."""
+
+    cost: str
+    changes: tuple[SettingChange, ...]
+    command: str | None
+
+
+def _compilation(now: TrainingContext) -> _Compilation:
+    if now.train is not None:
+        return {"cost": _COST_OF_COMPILING, "changes": _COMPILE, "command": None}
+    return {
+        "cost": f"torch.compile in your code: {_COST_OF_COMPILING}",
+        "changes": (),
+        "command": now.probe_command(),
+    }
+
+
+@rule("compute, memory")
 def full_precision(now: TrainingContext) -> Advice | None:
     """Find 32-bit matmuls on a GPU with Tensor Cores for 16 bits."""
     train, gpu = now.train, now.gpu_name
@@ -93,6 +117,7 @@ def full_precision(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule()
 def half_precision(now: TrainingContext) -> Advice | None:
     """Find fp16, whose largest number is 65,504, although bf16 is available."""
     if (
@@ -121,6 +146,7 @@ def half_precision(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("compute")
 def dense_head(now: TrainingContext) -> Advice | None:
     """Find an MLM head that computes logits at positions that the loss ignores.
 
@@ -166,6 +192,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("compute")
 def dense_last_layer(now: TrainingContext) -> Advice | None:
     """Find a last layer that is computed at positions whose result is not used.
 
@@ -195,6 +222,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("compute")
 def attention_dropout(now: TrainingContext) -> Advice | None:
     """Find attention dropout, which varlen attention kernels do not support."""
     train = now.train
@@ -238,6 +266,7 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("compute")
 def compute_bound(now: TrainingContext) -> Advice | None:
     """Find a step that only compute limits."""
     found = now.bottleneck
@@ -245,11 +274,12 @@ def compute_bound(now: TrainingContext) -> Advice | None:
         found is None
         or found.limit != "compute"
         or not found.decided
-        or now.train is None
+        or now.subject is None
     ):
         return None
     part, mfu = found.part("compute"), now.mfu_figure()
     assert part is not None
+    what = "compute" if found.part("padding") is None else _WITHOUT_PADDING
     reached = "" if mfu is None else f", at {format_percent(mfu.value)} MFU"
     if mfu is not None and mfu.value < LOW_MFU and found.untold:
         reached += (
@@ -257,12 +287,9 @@ def compute_bound(now: TrainingContext) -> Advice | None:
         )
     return Advice(
         severity="info",
-        claim=(
-            f"compute on non-padding tokens takes {format_percent(part.share)} of the"
-            f" step{reached}"
-        ),
+        claim=(f"{what} takes {format_percent(part.share)} of the step{reached}"),
         evidence=(
-            now.part_figure(part, "compute on non-padding tokens"),
+            now.part_figure(part, what),
             *(() if mfu is None else (mfu,)),
         ),
         cost="more GPUs, or a smaller model",
@@ -273,23 +300,23 @@ def compute_bound(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("launch-bound")
 def launch_bound(now: TrainingContext) -> Advice | None:
     """Find a GPU that waits for the CPU to launch kernels."""
-    gaps = now.loss("launch-bound", MATTERS_SHARE)
-    if now.train is None or gaps is None:
+    gaps, train = now.loss("launch-bound", MATTERS_SHARE), now.train
+    if now.subject is None or gaps is None:
         return None
-    inside = "counters" in gaps.source
-    if inside and not now.train.compiled:
+    inside = IN_WINDOWS in gaps.source
+    if inside and (train is None or not train.compiled):
         return Advice(
             claim=(
-                f"SMs are idle {format_percent(gaps.share)} of the step: kernels are"
+                f"the GPU is idle {format_percent(gaps.share)} of the step: kernels are"
                 " launched late, or are too small"
             ),
-            evidence=(now.part_figure(gaps, "SMs without work"),),
+            evidence=(now.part_figure(gaps, "GPU without work"),),
             gain=now.predicted_gain("compile")
             or times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
-            cost=_COST_OF_COMPILING,
-            changes=_COMPILE,
+            **_compilation(now),
             would_change=(
                 "larger micro-batches, whose kernels run longer than their launches"
             ),
@@ -301,7 +328,12 @@ def launch_bound(now: TrainingContext) -> Advice | None:
         event.kind in ("saved", "save_failed", "record_waits") for event in events
     )
     # Saving may take the time.
-    if inside or now.train.logged_steps > 1 or saves > 0.05 * max(1, steps):
+    if (
+        inside
+        or train is None
+        or train.logged_steps > 1
+        or saves > 0.05 * max(1, steps)
+    ):
         return None
     return Advice(
         claim=(
@@ -319,10 +351,13 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("memory")
 def memory_bound(now: TrainingContext) -> Advice | None:
     """Find kernels that wait for GPU memory."""
-    waits = now.loss("memory", MATTERS_SHARE)
-    if now.train is None or waits is None or now.train.compiled:
+    waits, train = now.loss("memory", MATTERS_SHARE), now.train
+    if now.subject is None or waits is None:
+        return None
+    if train is not None and train.compiled:
         return None
     return Advice(
         claim=(
@@ -331,14 +366,14 @@ def memory_bound(now: TrainingContext) -> Advice | None:
         ),
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
         gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT),
-        cost=_COST_OF_COMPILING,
-        changes=_COMPILE,
+        **_compilation(now),
         would_change=(
             "fp32 matmuls: then change to bf16 first, which halves the traffic"
         ),
     )
 
 
+@rule("launch-bound, memory")
 def eager_layers(now: TrainingContext) -> Advice | None:
     """Find layers that are not compiled although a prediction expects a gain."""
     gain = now.predicted_gain("compile")
@@ -362,6 +397,7 @@ def eager_layers(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("compute")
 def recomputation(now: TrainingContext) -> Advice | None:
     """Find activation checkpointing, which recomputes layers in the backward pass."""
     gain = now.predicted_gain("activation_checkpointing")
@@ -380,6 +416,26 @@ def recomputation(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("compute")
+def untried_settings(now: TrainingContext) -> Advice | None:
+    """Find settings of the library that no search has varied."""
+    if not now.untried:
+        return None
+    names = ", ".join(setting.name for setting in now.untried)
+    rounding = [setting.name for setting in now.untried if setting.changes_rounding]
+    cost = "minutes to change one and probe again"
+    if rounding:
+        cost += f"; {', '.join(rounding)} rounds differently: compare the loss"
+    return Advice(
+        severity="info",
+        claim=f"not varied: {names}; each may be faster, or free memory",
+        cost=cost,
+        command=now.probe_command(),
+        would_change="a search that has tried them",
+    )
+
+
+@rule("optimizer step")
 def optimizer_bound(now: TrainingContext) -> Advice | None:
     """Find an optimizer step that takes a large share of a training step."""
     updating = now.loss("optimizer step", MATTERS_SHARE)

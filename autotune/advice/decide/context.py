@@ -17,15 +17,28 @@ from autotune.evidence.advice import (
     Cause,
     EvidenceFigure,
     Gain,
+    NotJudged,
+    SettingChange,
     StepPart,
     figure,
 )
 from autotune.evidence.kernels import StepKernels
 from autotune.evidence.probe import CurvePoint
-from autotune.evidence.profile import Evidence, Profile
+from autotune.evidence.profile import (
+    Evidence,
+    Profile,
+    SubjectTable,
+    trainer_subject,
+)
 from autotune.evidence.workers import WorkersRow
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.follow_up import repeated_probe_command
+from autotune.profiles.decide.follow_up import (
+    command,
+    probe_command,
+    repeated_probe_command,
+    workers_command,
+)
+from autotune.subjects.subject import Setting
 from autotune.trials.values import FinishedTrial
 from trainer.formats.families import FAMILIES
 from trainer.formats.run_record import Run
@@ -84,7 +97,8 @@ class TrainingContext:
     """Facts about one training, past or planned."""
 
     train: TrainConfig | None
-    """Settings of the training; None if only data was given."""
+    """Settings of the bundled trainer; None for code of yours, or if only data was
+    given."""
     profile: Profile | None = None
     profile_path: str = "PROFILE"
     intact: bool = True
@@ -94,8 +108,13 @@ class TrainingContext:
     trials: tuple[FinishedTrial, ...] = ()
     data: DataFacts | None = None
     spread: IntendedNodes | None = None
-    missing: tuple[tuple[str, str], ...] = ()
-    """Missing measurements, each with its command."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """Parts of training that cannot be judged, as their evidence is missing."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Names of settings in your code or configuration, by their names in the profile;
+    empty for the bundled trainer."""
+    untried: tuple[Setting, ...] = ()
+    """Settings of the subject that no search has varied."""
     predicted_gains: Mapping[str, float] = field(default_factory=dict)
     """Ratio of predicted tokens/s with a change of one setting to those without it, by
     setting."""
@@ -131,13 +150,81 @@ class TrainingContext:
         """Return a command of this program for the profile."""
         return shlex.join(["autotune", *command.split(), self.profile_path, *words])
 
+    def workers_command(self, **options: object) -> str:
+        """Return the command that sweeps the DataLoader workers."""
+        if self.profile is None:
+            return command("workers", self.profile_path, **options)
+        return workers_command(self.profile, self.profile_path, **options)
+
+    @property
+    def use_command(self) -> str | None:
+        """Command that uses the profile: trains, or shows the values for your code."""
+        if self.profile is None:
+            return None
+        if self.profile.has_train:
+            return self.command("train")
+        return self.command("profile show")
+
     def probe_command(self, **changes: object) -> str:
-        """Return the probe command for the same settings except for these changes."""
-        assert self.train is not None
+        """Return the probe command for the same settings except for these changes.
+
+        Code of yours is probed as it is: make the changes there first.
+        """
+        if self.train is None:
+            assert self.profile is not None
+            return probe_command(self.profile, self.profile_path)
         batch = {"global_batch_tokens": self.global_batch_tokens}
         return repeated_probe_command(
             self.train, self.profile, data=self.data_path, **(batch | changes)
         )
+
+    @property
+    def subject(self) -> SubjectTable | None:
+        """The training step; None if only data was given."""
+        if self.train is not None:
+            return trainer_subject(self.train)
+        return None if self.profile is None else self.profile.subject
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the training runs on GPUs."""
+        if self.train is not None:
+            return self.train.device == "cuda"
+        return self.profile is not None and self.profile.fingerprint.device == "cuda"
+
+    @property
+    def size(self) -> int | None:
+        """Micro-batch size of the training; None if it is not known."""
+        if self.train is not None:
+            return self.train.micro_batch_size
+        size = None if self.profile is None else self.profile.size
+        return size if isinstance(size, int) else None
+
+    @property
+    def num_workers(self) -> int | None:
+        """DataLoader workers of a rank; None if they are not known."""
+        if self.train is not None:
+            return self.train.data.num_workers
+        return None if self.profile is None else self.profile.num_workers
+
+    @property
+    def rate_unit(self) -> str:
+        """Unit of throughput, such as ``tokens/s``."""
+        return "tokens/s" if self.subject is None else f"{self.subject.unit}/s"
+
+    def size_words(self, size: int) -> str:
+        """Return a micro-batch size in words, such as ``16 sequences``."""
+        return f"size {size}" if self.subject is None else self.subject.size_words(size)
+
+    def size_change(self, new: int) -> SettingChange:
+        """Return the change to another micro-batch size."""
+        assert self.subject is not None
+        return SettingChange(key=self.subject.size, old=self.size, new=new)
+
+    def workers_change(self, new: int) -> SettingChange:
+        """Return the change to another number of DataLoader workers."""
+        prefix = "" if self.train is None else "data."
+        return SettingChange(key=f"{prefix}num_workers", old=self.num_workers, new=new)
 
     @property
     def ranks(self) -> int:
@@ -169,17 +256,22 @@ class TrainingContext:
         return None
 
     @property
-    def global_batch_size(self) -> int:
-        """Sequences of an optimizer step over all ranks."""
+    def global_batch_size(self) -> int | None:
+        """Sequences of an optimizer step over all ranks.
+
+        None for code of yours, whose global batch follows from the micro-batch size.
+        """
         if self.run is not None:
             return self.run.header.global_batch_size
-        return self.train.global_batch_size if self.train is not None else 1
+        return None if self.train is None else self.train.global_batch_size
 
     def split_micro_batch_size(self, micro_batch_size: int) -> int:
         """Return the micro-batch size after the batch split.
 
         It is below the setting if the global batch is too small.
         """
+        if self.global_batch_size is None:
+            return micro_batch_size
         if self.global_batch_size < self.ranks:
             return 1
         return split_global_batch(
@@ -243,13 +335,17 @@ class TrainingContext:
             return None
         return figure("MFU", found.mfu, "share", found.source, n=found.steps)
 
-    def workers_row(self, count: int) -> WorkersRow | None:
-        """Return the measurement at this number of DataLoader workers.
+    def workers_row(self, count: int | None = None) -> WorkersRow | None:
+        """Return the measurement at a number of DataLoader workers.
+
+        Args:
+            count: Number of workers; None for the training's.
 
         Returns:
             The measurement, or None if there is none.
         """
         workers = self.evidence.workers
+        count = self.num_workers if count is None else count
         return (
             next((row for row in workers.rows if row.num_workers == count), None)
             if workers
@@ -271,6 +367,10 @@ class TrainingContext:
         Returns:
             The peak in bytes, or None if none was measured.
         """
+        probe = self.evidence.probe
+        for row in () if probe is None else probe.sizes:
+            if row.size == rows and row.peak_bytes is not None:
+                return row.peak_bytes
         steps = (one for one in self.trials if one.trial.job == "step")
         alike = (
             one.outcome
@@ -321,7 +421,7 @@ def on_host(hosts: Sequence[str], rank: int | None) -> str:
 
 
 def without(part: StepPart, left: Range | None = None) -> Gain:
-    """Return the gain in tokens/s if only these shares of a part are left.
+    """Return the gain in throughput if only these shares of a part are left.
 
     Without ``left``, nothing is left of the part.
     """
@@ -355,20 +455,23 @@ def times(gain: Gain, factors: Range) -> Gain:
 
 
 def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
-    """Return the ratio of new to old tokens/s for two micro-batch sizes.
+    """Return the ratio of new to old throughput for two micro-batch sizes.
 
     Returns:
         The range of the ratio, or None if too few sizes were measured.
     """
     curve = now.evidence.probe.curve if now.evidence.probe else []
-    if len(curve) < 2 or now.train is None:
+    if len(curve) < 2:
         return None
     fixed, per_row = line(
         [point.size for point in curve], [point.step_s for point in curve]
     )
-    rows = max(1.0, now.global_batch_size / now.ranks)
 
     def rate(micro: float, update: float) -> float:
+        # Without a global batch, each micro-batch is an optimizer step.
+        rows = micro
+        if now.global_batch_size is not None:
+            rows = max(1.0, now.global_batch_size / now.ranks)
         count = max(1.0, rows / micro)
         return rows / (
             update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows))

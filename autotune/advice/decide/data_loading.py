@@ -15,10 +15,15 @@ from autotune.advice.decide.context import (
     on_host,
     without,
 )
+from autotune.advice.decide.rule import rule
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_percent, format_seconds
 from autotune.evidence.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.evidence.workers import WorkersRow
+from autotune.workers.decide.data_shortage import (
+    grows_with_workers,
+    is_short_of_data,
+)
 
 STARVED_SHARE = 0.03
 """Least share of waiting for data that is reported: slightly more than a verified
@@ -37,6 +42,7 @@ programs (0.2 for servers, 0.75 for libraries), text and JSON lines; assumed for
 Parquet, which is compressed already."""
 
 
+@rule("R1, data loading")
 def tokenise_ahead(now: TrainingContext) -> Advice | None:
     """Find raw files used for training that could be pre-tokenised once."""
     data = now.data
@@ -71,19 +77,22 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("R2, data loading")
 def staging(now: TrainingContext) -> Advice | None:
     """Find a dataset on a shared file system without a copy on local disks."""
     workers, data = now.evidence.workers, now.data
     on_network = (data is not None and data.on_network) or (
         workers is not None and workers.data_on_network
     )
-    if now.train is None or now.train.data.stage_to is not None or not on_network:
+    if now.subject is None or not on_network:
+        return None
+    if now.train is not None and now.train.data.stage_to is not None:
         return None
     kind = (
         (data and data.filesystem) or (workers and workers.data_filesystem) or "network"
     )
     evidence = []
-    row = now.workers_row(now.train.data.num_workers)
+    row = now.workers_row()
     if row is not None and row.storage_bytes_per_s is not None:
         name, windows = "storage read by one node", len(row.units_per_s)
         evidence.append(
@@ -94,6 +103,12 @@ def staging(now: TrainingContext) -> Advice | None:
         evidence.append(now.part_figure(waits, "wait for data"))
     if data is not None and data.token_bytes is not None:
         evidence.append(figure("dataset", data.token_bytes, "bytes", data.path))
+    changes: tuple[SettingChange, ...] = ()
+    # Your code names the copy itself; the sweep then measures what it gains.
+    command = now.workers_command()
+    if now.train is not None:
+        changes = (SettingChange(key="data.stage_to", old=None, new="$TMPDIR"),)
+        command = f'autotune data stage {shlex.quote(now.data_path)} --to "$TMPDIR"'
     return Advice(
         claim=(
             f"the dataset is on a shared file system ({kind}): copy it to each node's"
@@ -102,18 +117,19 @@ def staging(now: TrainingContext) -> Advice | None:
         evidence=tuple(evidence),
         gain=None if waits is None else without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
         cost="time to copy before the first step, and space on the local disks",
-        changes=(SettingChange(key="data.stage_to", old=None, new="$TMPDIR"),),
-        command=f'autotune data stage {shlex.quote(now.data_path)} --to "$TMPDIR"',
+        changes=changes,
+        command=command,
         would_change="page cache that holds the whole dataset after the first epoch",
     )
 
 
+@rule("R3, data loading")
 def more_workers(now: TrainingContext) -> Advice | None:
     """Find devices that wait for data."""
     waits = now.loss("data loading", STARVED_SHARE)
-    if now.train is None or waits is None or starved_rank(now) is not None:
+    count, workers = now.num_workers, now.evidence.workers
+    if count is None or waits is None or starved_rank(now) is not None:
         return None
-    count, workers = now.train.data.num_workers, now.evidence.workers
     evidence = now.part_figure(waits, "wait for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
     known = (
@@ -136,24 +152,18 @@ def more_workers(now: TrainingContext) -> Advice | None:
                 " are verified to be sufficient"
             ),
             evidence=(evidence, _ratio_figure(chosen)),
-            gain=_measured_gain(now.workers_row(count), chosen)
+            gain=_measured_gain(now.workers_row(), chosen)
             or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
             cost=f"{workers.chosen - count} more processes per rank, and their memory",
-            changes=(
-                SettingChange(key="data.num_workers", old=count, new=workers.chosen),
-            ),
+            changes=(now.workers_change(workers.chosen),),
             would_change=(
                 "fewer CPU cores or slower storage than on the measured machine"
             ),
             safe=True,
         )
-    if (
-        workers is not None
-        and workers.keeps_up
-        and workers.chosen == count
-        and now.run is None
-    ):
-        return None
+    is_swept = workers is not None and workers.chosen == count
+    if is_swept and now.run is None:
+        return None  # the sweep decided; another one would not help
     return Advice(
         claim=(
             f"training waits for data {format_percent(waits.share)} of the step with"
@@ -162,7 +172,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
         evidence=(evidence,),
         gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
         cost="a few minutes on this machine; more workers take CPU cores and memory",
-        command=now.command("workers"),
+        command=now.workers_command(),
         would_change=(
             "storage that is already at its limit: then copy the dataset to a local"
             " disk instead"
@@ -170,6 +180,43 @@ def more_workers(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("R3, data loading")
+def slow_loader(now: TrainingContext) -> Advice | None:
+    """Find a loader that no number of DataLoader workers makes fast enough."""
+    waits, workers = now.loss("data loading", STARVED_SHARE), now.evidence.workers
+    if workers is None or waits is None or now.run is not None:
+        return None
+    if workers.chosen != now.num_workers or not is_short_of_data(workers):
+        return None
+    claim = (
+        "no number of DataLoader workers keeps up: the loader itself is the limit, and"
+        f" costs {format_percent(waits.share)} of the step"
+    )
+    cost = (
+        "work on the loader: do expensive transforms once and store the result, read"
+        " larger files, send smaller batches, or load on threads"
+    )
+    if grows_with_workers(workers):
+        claim = (
+            f"{workers.max_workers} DataLoader workers are the most that this machine"
+            f" allows ({workers.max_workers_because}), and do not keep up: data"
+            f" loading costs {format_percent(waits.share)} of the step"
+        )
+        cost = "more CPU cores per rank, or cheaper samples: do transforms once, ahead"
+    return Advice(
+        claim=claim,
+        evidence=(
+            now.part_figure(waits, "wait for data"),
+            *(_ratio_figure(row) for row in workers.rows[-2:]),
+        ),
+        gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
+        cost=cost,
+        command=now.workers_command(),
+        would_change="a slower training step, which such a loader keeps busy",
+    )
+
+
+@rule("data loading")
 def starved_rank(now: TrainingContext) -> Advice | None:
     """Find one rank that waits longest for data in most steps."""
     lost = now.loss("data loading", STARVED_SHARE)
@@ -225,17 +272,19 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     )
 
 
+@rule("R3")
 def fewer_workers(now: TrainingContext) -> Advice | None:
     """Find more DataLoader workers than were verified to be needed."""
     workers, waits = now.evidence.workers, now.loss("data loading", STARVED_SHARE)
+    count = now.num_workers
     if (
-        now.train is None
+        count is None
         or workers is None
         or workers.undecided_between
         or not workers.keeps_up
     ):
         return None
-    count, chosen = now.train.data.num_workers, now.workers_row(workers.chosen)
+    chosen = now.workers_row(workers.chosen)
     if (
         waits is not None
         or chosen is None
@@ -243,7 +292,7 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
         or count <= workers.chosen
     ):
         return None
-    row, after = now.workers_row(count), chosen.memory_bytes
+    row, after = now.workers_row(), chosen.memory_bytes
     before = row and row.memory_bytes
     return Advice(
         claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
@@ -254,12 +303,13 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
             else None
         ),
         cost="none measured; the evidence has the confidence bounds",
-        changes=(SettingChange(key="data.num_workers", old=count, new=workers.chosen),),
+        changes=(now.workers_change(workers.chosen),),
         would_change="slower storage or CPU than on the measured machine",
         safe=now.run is None,
     )
 
 
+@rule("R3")
 def undecided_workers(now: TrainingContext) -> Advice | None:
     """Find a sweep of DataLoader workers that noise left undecided."""
     workers = now.evidence.workers
@@ -277,11 +327,12 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
             _ratio_figure(row) for row in workers.rows if low <= row.num_workers <= high
         ),
         cost=f"about {minutes} minutes on this machine",
-        command=now.command("workers", "--time-limit", f"{minutes}min"),
+        command=now.workers_command(time_limit=f"{minutes}min"),
         would_change="a quieter machine",
     )
 
 
+@rule()
 def contradicted_utilisation(now: TrainingContext) -> Advice | None:
     """Find GPU utilisation that contradicts throughput, as the sweep of workers says.
 

@@ -17,6 +17,11 @@ PRODUCT_TRAFFIC = 0.25
 MOVING_REACH = 0.85
 """Assumed share of the memory bandwidth that memory-bound kernels use, such as those of
 the optimizer step."""
+TENSOR_SHARE = 0.005
+"""Least share of busy Tensor Cores at which matmuls run on them; otherwise their
+counter does not measure compute."""
+IN_WINDOWS = "windows with num_workers="
+"""Words in the source of a part that was measured in the windows of a sweep."""
 LEAST_COMPUTING_SHARE = 0.05
 """Lower bound for the share of compute in a window, because estimates from less are not
 reliable."""
@@ -42,29 +47,46 @@ def data_share(row: WorkersRow) -> float:
     return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)
 
 
-def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
+def counters_of(row: WorkersRow) -> Counters | None:
     """Return counters while the GPUs had data, at one worker count.
 
     Returns:
         The counters, or None if the GPU has none.
     """
-    gpu, train, keeps_up = row.gpu, profile.train, 1 - data_share(row)
+    gpu, keeps_up = row.gpu, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
         return None
 
     def when_fed(share: float | None) -> float | None:
         return None if share is None else min(1.0, share / keeps_up)
 
+    tensor_share = when_fed(gpu.gpm_tensor_share)
+    if tensor_share is not None and tensor_share < TENSOR_SHARE:
+        tensor_share = None
     return Counters(
         busy_share=min(1.0, gpu.gpm_sm_share / keeps_up),
-        # Without matmuls on Tensor Cores, their counter does not measure compute.
-        tensor_share=(
-            when_fed(gpu.gpm_tensor_share)
-            if train.precision == "bf16" or train.tf32
-            else None
-        ),
+        tensor_share=tensor_share,
         memory_share=when_fed(gpu.gpm_dram_share),
-        source=f"hardware counters, windows with num_workers={row.num_workers}",
+        source=f"hardware counters, {IN_WINDOWS}{row.num_workers}",
+    )
+
+
+def idle_part(row: WorkersRow) -> StepPart | None:
+    """Return the part of a step in which the GPUs had data and ran no kernel.
+
+    It is for GPUs without hardware counters. Utilisation by NVML counts a GPU as busy
+    while any kernel runs, so short gaps are not seen and this is a lower bound.
+
+    Returns:
+        The part; None if utilisation was not measured.
+    """
+    if row.gpu is None or row.gpu.utilisation_share is None:
+        return None
+    idle = max(0.0, 1 - data_share(row) - row.gpu.utilisation_share)
+    return StepPart(
+        cause="launch-bound",
+        share=idle,
+        source=f"GPU utilisation (NVML), {IN_WINDOWS}{row.num_workers}",
     )
 
 
@@ -80,7 +102,7 @@ def counters_of_profile(profile: Profile) -> Counters | None:
         if workers is None
         else [row for row in workers.rows if row.num_workers == workers.chosen]
     )
-    return counters_of(rows[0], profile) if rows else None
+    return counters_of(rows[0]) if rows else None
 
 
 def with_counters(

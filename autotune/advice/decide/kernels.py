@@ -5,6 +5,7 @@ reached.
 """
 
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext
+from autotune.advice.decide.rule import rule
 from autotune.base.units import format_percent
 from autotune.base.wording import format_times
 from autotune.evidence.advice import Advice, Gain, SettingChange, figure
@@ -21,10 +22,11 @@ usual, most. Assumed."""
 _SOURCE = "profiler, tune"
 
 
+@rule("compute, memory")
 def far_kernel(now: TrainingContext) -> Advice | None:
     """Find the kernel that is farthest from the time that its bytes and FLOPs need."""
-    step = now.step_kernels
-    if step is None or now.train is None or is_near_bound(step):
+    step, train = now.step_kernels, now.train
+    if step is None or now.subject is None or is_near_bound(step):
         return None
     kernel = farthest_kernel(step.kernels)
     distance = None if kernel is None else distance_s(kernel)
@@ -35,11 +37,18 @@ def far_kernel(now: TrainingContext) -> Advice | None:
         return None
     changes: tuple[SettingChange, ...] = ()
     words = kernel_words(kernel.name)
-    if words.startswith("layer-norm backward") and now.train.mix_order_reduction:
+    if (
+        train is not None
+        and train.mix_order_reduction
+        and words.startswith("layer-norm backward")
+    ):
         changes = (SettingChange(key="mix_order_reduction", old=True, new=False),)
     # A search may have tried all there is; on a CPU, caches and threads make bounds
     # rough.
-    is_worth_a_search = now.train.device == "cuda" and now.evidence.explore is None
+    command = _search_command(now)
+    is_worth_a_search = (
+        command is not None and now.on_gpu and now.evidence.explore is None
+    )
     return Advice(
         severity="warning" if is_worth_a_search or changes else "info",
         claim=(
@@ -55,37 +64,46 @@ def far_kernel(now: TrainingContext) -> Advice | None:
         gain=Gain.between(
             *(1 / (1 - min(MOST_SHARE, saved * share)) for saved in SAVED_SHARES)
         ),
-        cost="a search of minutes to an hour; the recipe stays",
+        cost=_cost(command),
         changes=changes,
-        command=(
-            tune_command(now.train.model, now.data_path, explore=True)
-            if is_worth_a_search
-            else None
-        ),
+        command=command if is_worth_a_search else None,
         would_change="another size, whose kernels have other times per token",
     )
 
 
+@rule("compute")
 def throughput_dip(now: TrainingContext) -> Advice | None:
     """Find a size at which tokens/s are lower than at a smaller one."""
-    probe = now.evidence.probe
-    if probe is None or probe.dip is None or now.train is None:
+    probe, size = now.evidence.probe, now.size
+    if probe is None or probe.dip is None or size is None:
         return None
-    dip = probe.dip
-    used_size = now.split_micro_batch_size(now.train.micro_batch_size)
-    is_used = used_size == dip.larger_size
+    dip, command = probe.dip, _search_command(now)
+    is_used = now.split_micro_batch_size(size) == dip.larger_size
     return Advice(
         severity="warning" if is_used else "info",
-        claim=dip_words(dip),
+        claim=dip_words(dip, now.subject),
         evidence=(
             figure(
-                f"tokens/s at {dip.larger_size}, relative to {dip.smaller_size}",
+                f"{now.rate_unit} at {dip.larger_size}, relative to {dip.smaller_size}",
                 dip.ratio,
                 "ratio",
                 "probe",
             ),
         ),
-        cost="a search of minutes to an hour; the recipe stays",
-        command=tune_command(now.train.model, now.data_path, explore=True),
+        cost=_cost(command),
+        command=command or now.probe_command(),
         would_change="other settings of the compiler, which has other kernels then",
     )
+
+
+def _search_command(now: TrainingContext) -> str | None:
+    """Return the command that searches other settings; None for code of yours."""
+    if now.train is None:
+        return None
+    return tune_command(now.train.model, now.data_path, explore=True)
+
+
+def _cost(search_command: str | None) -> str:
+    if search_command is None:
+        return "other kernels in your code, such as those of torch.compile"
+    return "a search of minutes to an hour; the recipe stays"

@@ -1,214 +1,33 @@
 """All rules of `advise`, and their recommendations ordered by expected gain. Pure."""
 
-import shlex
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import ModuleType
 
 from autotune.advice.decide import (
     batch_size,
     communication,
     computation,
+    condition,
     data_loading,
     kernels,
 )
 from autotune.advice.decide.context import TrainingContext
+from autotune.advice.decide.rule import AdviceRule
 from autotune.base.severity import SEVERITIES
 from autotune.base.units import format_percent
-from autotune.base.wording import plural
-from autotune.evidence.advice import Advice, EvidenceFigure, figure
+from autotune.evidence.advice import Advice, EvidenceFigure
 from autotune.kernels.decide.bounds import NEAR_BOUND_RATIO, is_near_bound
 from autotune.kernels.decide.words import bound_words
-from autotune.trials.outcomes import Contaminated
-from autotune.trials.values import FinishedTrial
+
+_MODULES = (data_loading, batch_size, computation, kernels, communication, condition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceRule:
-    """Rule that checks a training for one possible problem."""
-
-    name: str
-    covers: tuple[str, ...]
-    """Recommendations of the paper (``R1`` to ``R5``) and bottlenecks that the rule
-    covers."""
-    looks_for: str
-    looks: Callable[[TrainingContext], Advice | None]
+def _rules_of(module: ModuleType) -> list[AdviceRule]:
+    return [value for value in vars(module).values() if isinstance(value, AdviceRule)]
 
 
-def thermal(now: TrainingContext) -> Advice | None:
-    """Find trials that are invalid because heat or hardware slowed the GPU down."""
-    hot, detail, discarded = _void_at_last(now, slowed=True)
-    if not hot:
-        return None
-    measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
-    lost_s = sum(trial.seconds for trial in hot)
-    return Advice(
-        severity="error",
-        claim=(
-            f"the GPU throttled in {len(hot)} of {len(hot) + measured} trials: {detail}"
-        ),
-        evidence=(
-            discarded,
-            figure("time lost in these trials", lost_s, "s", "trial log"),
-        ),
-        cost="another node, or better cooling of this one",
-        command="autotune doctor",
-        would_change=(
-            "throttling by the power cap only, which is normal under full load"
-        ),
-    )
-
-
-def other_gpu_users(now: TrainingContext) -> Advice | None:
-    """Find trials that are invalid because other processes used the GPU."""
-    shared, detail, discarded = _void_at_last(now, slowed=False)
-    if not shared:
-        return None
-    return Advice(
-        claim=(
-            f"another process used the GPU in {plural(len(shared), 'trial')}: {detail}"
-        ),
-        evidence=(discarded,),
-        cost="an exclusive node; with SLURM, set --exclusive in the site file",
-        command="autotune doctor",
-        would_change="nothing: measurements on a shared GPU are not valid",
-    )
-
-
-def utilisation(now: TrainingContext) -> Advice | None:
-    """Find GPU utilisation near 100 % at a low MFU, as waiting kernels count."""
-    rows = now.evidence.workers.rows if now.evidence.workers is not None else []
-    read = [
-        row.gpu.utilisation_share
-        for row in rows
-        if row.gpu is not None and row.gpu.utilisation_share is not None
-    ]
-    busy, mfu = statistics.median(read) if read else 0.0, now.mfu_figure()
-    if busy < 0.9 or mfu is None or mfu.value >= 0.35:
-        return None
-    return Advice(
-        severity="info",
-        claim=(
-            f"GPU utilisation is {format_percent(busy)} although MFU is"
-            f" {format_percent(mfu.value)}: utilisation counts the time"
-            " in which any kernel runs, and not how much it computes"
-        ),
-        evidence=(figure("utilisation", busy, "share", "NVML"), mfu),
-        cost="none",
-        would_change=(
-            "an MFU above a third, which is near the best for encoders of this size"
-        ),
-    )
-
-
-def edited(now: TrainingContext) -> Advice | None:
-    """Find a profile that was edited after it was measured."""
-    if now.profile is None or now.intact:
-        return None
-    return Advice(
-        severity="error",
-        claim=(
-            "the profile was modified after it was measured: its figures and this"
-            " advice are for the old settings"
-        ),
-        cost="another tuning",
-        command=shlex.join(["autotune", "profile", "verify", now.profile_path]),
-        would_change="nothing: measure the new settings",
-    )
-
-
-def not_measured(now: TrainingContext) -> Advice | None:
-    """Find parts of the tuning that were not measured."""
-    if not now.missing:
-        return None
-    return Advice(
-        claim=f"not measured: {', '.join(name for name, _ in now.missing)}",
-        cost="minutes on this machine",
-        command="; then ".join(command for _, command in now.missing),
-        would_change="nothing: advice needs these measurements",
-    )
-
-
-def _void_at_last(
-    now: TrainingContext, *, slowed: bool
-) -> tuple[list[FinishedTrial], str, EvidenceFigure]:
-    """Return invalid trials without a valid retry.
-
-    Args:
-        now: The training.
-        slowed: True for trials of a throttled GPU, False for all others.
-
-    Returns:
-        The trials, the detail of the last one, and their number as evidence.
-    """
-    measured = {
-        trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"
-    }
-    others = (one for one in now.trials if one.trial.key not in measured)
-    details = [
-        (one, one.outcome.detail)
-        for one in others
-        if isinstance(one.outcome, Contaminated)
-    ]
-    void = [
-        (one, detail) for one, detail in details if ("slowed down" in detail) == slowed
-    ]
-    number = figure(
-        "discarded trials", len(void), "count", "trial log", n=len(now.trials)
-    )
-    return [one for one, _ in void], void[-1][1][:200] if void else "", number
-
-
-_COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
-    data_loading.tokenise_ahead: "R1, data loading",
-    data_loading.staging: "R2, data loading",
-    data_loading.more_workers: "R3, data loading",
-    data_loading.starved_rank: "data loading",
-    data_loading.fewer_workers: "R3",
-    data_loading.undecided_workers: "R3",
-    data_loading.contradicted_utilisation: "",
-    batch_size.beyond_memory: "R5",
-    batch_size.below_knee: "R5, launch-bound",
-    batch_size.beyond_knee: "R5",
-    batch_size.beyond_noise_scale: "",
-    batch_size.padding: "padding",
-    batch_size.empty_rows: "padding",
-    computation.full_precision: "compute, memory",
-    computation.half_precision: "",
-    computation.dense_head: "compute",
-    computation.dense_last_layer: "compute",
-    computation.attention_dropout: "compute",
-    computation.launch_bound: "launch-bound",
-    computation.eager_layers: "launch-bound, memory",
-    computation.recomputation: "compute",
-    computation.memory_bound: "memory",
-    computation.optimizer_bound: "optimizer step",
-    computation.compute_bound: "compute",
-    kernels.far_kernel: "compute, memory",
-    kernels.throughput_dip: "compute",
-    batch_size.too_big_for_ddp: "R5",
-    communication.gradient_sync: "R4, network",
-    communication.network_bound: "R4, network",
-    communication.too_many_nodes: "R4, network",
-    communication.below_t_min: "R4, network",
-    communication.slow_rank: "straggler",
-    communication.uneven_ranks: "straggler",
-    communication.slow_link: "network",
-    thermal: "",
-    other_gpu_users: "",
-    utilisation: "",
-    edited: "",
-    not_measured: "",
-}
-RULES = tuple(
-    AdviceRule(
-        name=one.__name__.replace("_", "-"),
-        covers=tuple(filter(None, covers.split(", "))),
-        looks_for=(one.__doc__ or "").splitlines()[0],
-        looks=one,
-    )
-    for one, covers in _COVERS.items()
-)
+RULES = tuple(rule for module in _MODULES for rule in _rules_of(module))
+"""All rules: every function with the decorator ``rule`` in one of the modules."""
 NOTHING = "change-nothing"
 """Name of the result that no change is expected to pay."""
 NOT_JUDGED = "not-judged"
@@ -228,6 +47,7 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
         for rule in RULES
         if (advice := rule.looks(now)) is not None
     ]
+    found = [_in_your_words(now, advice) for advice in found]
     if not now.intact:  # its figures are for other settings
         found = [replace(one, safe=False) for one in found]
     if all(one.severity == "info" for one in found):
@@ -243,6 +63,15 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
     return tuple(first_by_target.values())
 
 
+def _in_your_words(now: TrainingContext, advice: Advice) -> Advice:
+    """Return the advice with the names of its settings in your code."""
+    changes = tuple(
+        replace(change, argument=now.arguments.get(change.key))
+        for change in advice.changes
+    )
+    return replace(advice, changes=changes)
+
+
 def rank(advice: Advice) -> tuple[bool, float, int]:
     """Return a sort key: errors first, then the largest speedup, then the severity."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
@@ -256,7 +85,7 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
             severity="info",
             claim="the bottleneck is not known: too little was measured",
             cost="minutes on this machine",
-            command=now.command("workers") if now.run is None else None,
+            command=now.workers_command() if now.run is None else None,
             would_change=(
                 "a sweep of DataLoader workers or a longer run: both measure the parts"
                 " of a step"
@@ -273,7 +102,7 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
         claim=f"no change is expected to pay: {bound_words(step)}",
         evidence=(evidence,),
         cost="none",
-        command=None if now.profile is None else now.command("train"),
+        command=now.use_command,
         would_change="another machine, model or dataset, or further measurements",
     )
 
@@ -294,7 +123,7 @@ def _not_judged(now: TrainingContext, evidence: EvidenceFigure) -> Advice:
         ),
         evidence=(evidence,),
         cost="none",
-        command=None if now.profile is None else now.command("train"),
+        command=now.use_command,
         would_change=(
             "a step within"
             f" {format_percent(NEAR_BOUND_RATIO - 1)} of the sum of its kernels' bounds"

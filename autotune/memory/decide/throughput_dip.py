@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autotune.base.wording import format_times, plural
 from autotune.evidence.probe import CurvePoint, GrownKernel, ThroughputDip
+from autotune.evidence.profile import SubjectTable
 from autotune.kernels.decide.words import kernel_words
 from autotune.trials.job_figures import KernelFigures
 
@@ -54,19 +55,24 @@ def _overlap(smaller: CurvePoint, larger: CurvePoint) -> bool:
     return low is not None and high is not None and high >= low
 
 
-def dip_words(dip: ThroughputDip) -> str:
-    """Return where throughput falls, and the kernels that explain it, in words."""
-    words = (
-        f"tokens/s fall by {1 - dip.ratio:.1%} from {dip.smaller_size} to"
-        f" {plural(dip.larger_size, 'sequence')}"
-    )
+def dip_words(dip: ThroughputDip, subject: SubjectTable | None = None) -> str:
+    """Return where throughput falls, and the kernels that explain it, in words.
+
+    Args:
+        dip: The dip.
+        subject: What was probed, for its units; None for the bundled trainer.
+    """
+    larger, unit = plural(dip.larger_size, "sequence"), "tokens"
+    if subject is not None:
+        larger, unit = subject.size_words(dip.larger_size), subject.unit
+    words = f"{unit}/s fall by {1 - dip.ratio:.1%} from {dip.smaller_size} to {larger}"
     if dip.not_profiled is not None:
         return f"{words}; its kernels were not profiled: {dip.not_profiled}"
     if not dip.kernels:
         return f"{words}; no kernel explains it"
     kernels = ", ".join(
         f"{kernel_words(kernel.name)} takes {format_times(kernel.ratio)} as long per"
-        f" token ({kernel.name})"
+        f" {unit.removesuffix('s')} ({kernel.name})"
         for kernel in dip.kernels
     )
     return f"{words}: {kernels}"

@@ -7,12 +7,12 @@ import pytest
 from autotune.advice.decide import rules
 from autotune.advice.decide.apply import apply_changes, safe_changes
 from autotune.advice.decide.context import TrainingContext, line, times, without
+from autotune.advice.decide.rule import AdviceRule
 from autotune.advice.decide.rules import (
     NOT_JUDGED,
     NOTHING,
     RULES,
     TOO_LITTLE,
-    AdviceRule,
     advise,
 )
 from autotune.errors import BadInput
@@ -240,14 +240,14 @@ def change(key: str, old: object, new: object) -> SettingChange:
 
 
 def test_only_safe_changes_count():
-    train = example_profile().train
+    profile = example_profile()
     head = change("mlm_head", "dense", "sparse")  # which it is already
     wishes = [
         advice(change("micro_batch_size", 2, 4)),
         advice(change("micro_batch_size", 2, 8), head),
         advice(change("precision", "fp32", "bf16"), safe=False),
     ]
-    assert safe_changes(train, wishes) == (change("micro_batch_size", 2, 4),)
+    assert safe_changes(profile, wishes) == (change("micro_batch_size", 2, 4),)
 
 
 def test_apply_changes_rejects_invalid_value():
