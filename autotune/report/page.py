@@ -194,7 +194,7 @@ def _evidence(
         commands=(),
     )
     parts.add(
-        "Speedup, step time, kernels, network and advice",
+        "Speedup, step time, kernels and network",
         "unavailable",
         {one.title: (unavailable,) for one in profiles if not one.profile.has_train},
     )
@@ -345,7 +345,8 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
 def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
     changes: list[str | doc.Code] = []
     for change in advice.changes:
-        setting = doc.Code(text=f"{change.key} = {format_setting(change.new)}")
+        name = change.argument or change.key
+        setting = doc.Code(text=f"{name} = {format_setting(change.new)}")
         changes += [
             "; " if changes else "",
             setting,

@@ -24,7 +24,7 @@ from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.store import StoredProfile
 from autotune.report.values import ReportedRun
 from trainer.formats.errors import BadConfig
-from trainer.formats.manifest import read_manifest
+from trainer.formats.manifest import Manifest, read_manifest
 from trainer.formats.nested_tables import reject_infinite
 
 MOST_PROFILES, MOST_RUNS = 12, 24
@@ -116,8 +116,7 @@ def _reported_profile(
 ) -> ReportedProfile:
     """Return a profile with its trials, dataset and advice.
 
-    If the dataset is missing, it has the reason. Code of yours has its own data, and no
-    rule of advice reads it yet.
+    If the dataset is missing, it has the reason; code of yours has its own data.
     """
     stored = read_with_approval(path, reports)
     trials = read_trials(path, stored.profile, reports)
@@ -131,19 +130,9 @@ def _reported_profile(
         approval=stored.approval,
         trial_log=trials.check,
     )
-    if not stored.profile.has_train:
-        return reported
     manifest, directory, lacking = None, None, ""
-    try:
-        directory = stored.data_dir(data)
-        manifest = read_manifest(directory)
-    except BadConfig as error:
-        lacking = error.message
-    if (
-        manifest is not None
-        and manifest.dataset_hash != stored.profile.fingerprint.dataset_hash
-    ):
-        manifest, lacking = None, f"{directory} is another dataset"
+    if stored.profile.has_train:
+        manifest, directory, lacking = _dataset_of(stored, data)
     now = context_of_profile(
         stored, trials.finished, host, data=None if manifest is None else directory
     )
@@ -155,6 +144,20 @@ def _reported_profile(
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
     )
+
+
+def _dataset_of(
+    stored: StoredProfile, data: Path | None
+) -> tuple[Manifest | None, Path | None, str]:
+    """Return a profile's dataset and its directory, or the reason why it is missing."""
+    try:
+        directory = stored.data_dir(data)
+        manifest = read_manifest(directory)
+    except BadConfig as error:
+        return None, None, error.message
+    if manifest.dataset_hash != stored.profile.fingerprint.dataset_hash:
+        return None, directory, f"{directory} is another dataset"
+    return manifest, directory, ""
 
 
 def _reported_run(
@@ -187,7 +190,7 @@ def _reported_run(
         profile=None,
         trials=(),
         spread=None,
-        missing=(),
+        not_judged=(),
     )
     return ReportedRun(
         run=run,

@@ -63,6 +63,18 @@ def test_unavailable_parts_are_named_once(path, built):
     assert not any("baseline" in str(part["commands"]) for part in facts["missing"])
 
 
+def test_report_recommends_changes(path, built):
+    starved = EXAMPLE.model_copy(
+        update={"settings": {**EXAMPLE.settings, "num_workers": 0}}
+    )
+    path.write_text(profile_to_toml(starved))
+    facts, markdown = built(path)
+    rules = [advice["rule"] for advice in facts["profiles"][0]["advice"]]
+    assert "more-workers" in rules
+    assert "num_workers = 1" in markdown
+    assert "data loading" in markdown
+
+
 def test_profile_without_evidence_has_a_report(path, built):
     bare = {"evidence": Evidence(), "constraints": Constraints()}
     path.write_text(profile_to_toml(EXAMPLE.model_copy(update=bare)))
