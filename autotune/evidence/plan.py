@@ -12,7 +12,8 @@ BASES: tuple[Basis, ...] = get_args(Basis)
 profile or dataset; *predicted* from those; *assumed*, if any part of it was neither
 given nor measured."""
 
-GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
+GoalKind = Literal["units", "epochs", "flops", "hours", "steps"]
+"""Ways to say the length of a training; ``units`` are those of its throughput."""
 GOALS: tuple[GoalKind, ...] = get_args(GoalKind)
 
 

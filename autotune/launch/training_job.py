@@ -76,7 +76,7 @@ def default_ranks(profile: Profile) -> int:
     """
     return (
         max(1, profile.fingerprint.gpu_count)
-        if profile.train.device == "cuda"
+        if profile.fingerprint.device == "cuda"
         else profile.local_ranks
     )
 

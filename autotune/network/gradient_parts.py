@@ -31,3 +31,24 @@ def gradient_parts(train: TrainConfig, parameters: int) -> tuple[GradientPart, .
         elements=max(1, parameters - parameters_in_layers), ready_share=1.0
     )
     return (*parts_of_layers, others)
+
+
+EVEN_PARTS = 32
+"""Parts in which the gradients of a model with unknown layers are assumed to become
+ready."""
+
+
+def even_gradient_parts(elements: int) -> tuple[GradientPart, ...]:
+    """Return gradients that become ready evenly during backward.
+
+    It is for models whose layers are not known.
+
+    Args:
+        elements: Number of elements of all gradients.
+    """
+    return tuple(
+        GradientPart(
+            elements=max(1, elements // EVEN_PARTS), ready_share=number / EVEN_PARTS
+        )
+        for number in range(1, EVEN_PARTS + 1)
+    )

@@ -77,7 +77,7 @@ def known_of(
             "the profile has no probed micro-batch", next_step=next_step
         )
     compute, compute_source = _compute(profile, probe)
-    network, ends, link_source = _network(
+    network, ends, link_source = links_of(
         profile, assumed, ranks_per_node or ranks_of(profile)
     )
     tokens = global_batch_tokens
@@ -242,13 +242,16 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     )
 
 
-def _network(
+def links_of(
     profile: Profile, assumed: Assumed | None, ranks_per_node: int
 ) -> tuple[Network, tuple[Link, Link] | None, str]:
     """Return the likely network with its uncertainty and source.
 
     Returns:
         The network, the link between nodes at both ends of its bounds, and the source.
+
+    Raises:
+        BadInput: If the links between nodes are unknown.
     """
     evidence = profile.evidence.network
     links = {} if evidence is None else {one.scope: one for one in evidence.links}
@@ -289,7 +292,7 @@ def _network(
         ranks_per_node=ranks_per_node,
         between=between,
         within=None if within is None else within.link,
-        trees=profile.train.device == "cuda",
+        trees=profile.fingerprint.device == "cuda",
         all_reduce_factor=factor,
     )
     return network, ends, source

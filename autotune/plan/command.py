@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from autotune.profiles.store import StoredProfile
     from trainer.formats.train_config import TrainConfig
 
-_RATE = opt.quantity("--tokens-per-s", parse_amount, "100K")
+_RATE = opt.quantity("--units-per-s", parse_amount, "100K")
+_AMOUNTS = ("tokens", "samples", "units")
+"""Options that give the length of a training in units of its throughput: in tokens or
+samples, or whatever the unit is."""
 
 
 def plan(
@@ -46,6 +49,16 @@ def plan(
         str | None,
         opt.option("N", "Train on this many non-padding tokens, such as 45.2B."),
     ] = None,
+    samples: Annotated[
+        str | None,
+        opt.option("N", "Train on this many samples, if your code counts samples."),
+    ] = None,
+    units: Annotated[
+        str | None,
+        opt.option(
+            "N", "Train on this many of the profile's own units.", advanced=True
+        ),
+    ] = None,
     epochs: Annotated[
         float | None, opt.option("N", "Train for this many passes over the data.")
     ] = None,
@@ -71,10 +84,13 @@ def plan(
         float | None, opt.batch_tokens("the profile's")
     ] = None,
     bandwidth: opt.Bandwidth = None,
-    tokens_per_s: Annotated[
+    units_per_s: Annotated[
         float | None,
         opt.option(
-            "N", "Known non-padding tokens/s of one GPU.", advanced=True, parser=_RATE
+            "N",
+            "Known throughput of one GPU: non-padding tokens/s, or units of your code.",
+            advanced=True,
+            parser=_RATE,
         ),
     ] = None,
     vocab_size: opt.VocabSize = None,
@@ -91,16 +107,18 @@ def plan(
     """
     from autotune.base.answer_json import answer_json
     from autotune.network.scaling import Assumed
-    from autotune.plan.inputs import PlanRequest, plan
+    from autotune.plan.inputs import plan
+    from autotune.plan.request import PlanRequest
     from autotune.plan.sections import plan_text
     from trainer.formats.progress import progress
 
+    source = _source(model, profile, seq_length, precision)
     asked = opt.make_request(
         PlanRequest,
         context,
-        source=_source(model, profile, seq_length, precision),
+        source=source,
         model_argument=model or "",
-        goal=_goal(context),
+        goal=_goal(context, _unit(source)),
         ranks_per_node=ranks,
         price_per_device_hour=price_per_gpu_hour,
         links=None if bandwidth is None else Assumed(bits_per_s=bandwidth),
@@ -110,32 +128,54 @@ def plan(
     print(answer_json(found) if as_json else plan_text(found))
 
 
-def _goal(context: typer.Context) -> "Goal | None":
+def _goal(context: typer.Context, unit: str) -> "Goal | None":
+    """Return the length of the training; None if no option gives it.
+
+    Raises:
+        UsageError: If several options give it, or it has another unit.
+    """
     from autotune.evidence.plan import GOALS, Goal
 
-    options = {kind: "--duration" if kind == "hours" else f"--{kind}" for kind in GOALS}
+    names = [*_AMOUNTS, *(kind for kind in GOALS if kind != "units")]
+    options = {name: f"--{name}" for name in names} | {"hours": "--duration"}
     given = {
-        kind: context.params[kind] for kind in GOALS if context.params[kind] is not None
+        name: context.params[name] for name in names if context.params[name] is not None
     }
+    if not given:
+        return None
     if len(given) > 1:
         what = (
-            f"{' cannot be used with '.join(options[kind] for kind in given)}: each"
+            f"{' cannot be used with '.join(options[name] for name in given)}: each"
             " sets the length of the training"
         )
         raise UsageError(what, next_step="Give one of them; the plan shows the others.")
-    for kind, said in given.items():
-        name, amount = options[kind], said
-        if kind == "hours":
-            amount = opt.quantity(name, parse_seconds, "24h")(said) / 3600
-        elif isinstance(said, str):
-            amount = opt.quantity(name, parse_amount, "45.2B")(said)
-        source = f"{name} {said:g}" if isinstance(said, float) else f"{name} {said}"
-        if not 0 < amount < float("inf"):
-            raise UsageError(
-                f"{source} is not positive", next_step=f"Give {name} a positive number."
-            )
-        return Goal(kind=kind, amount=amount, source=source)
-    return None
+    ((name, said),) = given.items()
+    option, amount = options[name], said
+    if name in _AMOUNTS and name not in ("units", unit):
+        raise UsageError(
+            f"{option} cannot be used: this profile counts {unit}",
+            next_step=f"Give the number of {unit}: --units {said}",
+        )
+    if name == "hours":
+        amount = opt.quantity(option, parse_seconds, "24h")(said) / 3600
+    elif isinstance(said, str):
+        amount = opt.quantity(option, parse_amount, "45.2B")(said)
+    source = f"{option} {said:g}" if isinstance(said, float) else f"{option} {said}"
+    if not 0 < amount < float("inf"):
+        raise UsageError(
+            f"{source} is not positive", next_step=f"Give {option} a positive number."
+        )
+    kinds = [kind for kind in GOALS if kind == name] or ["units"]
+    return Goal(kind=kinds[0], amount=amount, source=source)
+
+
+def _unit(source: "StoredProfile | TrainConfig") -> str:
+    """Return the unit of throughput of what is planned, as a plural."""
+    from autotune.profiles.store import StoredProfile
+
+    return (
+        source.profile.subject.unit if isinstance(source, StoredProfile) else "tokens"
+    )
 
 
 def _source(
@@ -144,7 +184,7 @@ def _source(
     seq_length: int | None,
     precision: Literal["bf16", "fp32"] | None,
 ) -> "StoredProfile | TrainConfig":
-    from autotune.profiles.store import read_trainer_profile
+    from autotune.profiles.store import read_profile
     from autotune.subjects.mlm.memory.prediction import settings_of_step
     from trainer.formats.presets import model_settings
 
@@ -168,7 +208,7 @@ def _source(
             raise UsageError(
                 what, next_step="Remove them, or give --model instead of the profile."
             )
-        return read_trainer_profile(profile, "plan")
+        return read_profile(profile)
     settings, length = model_settings(model or ""), seq_length or SEQ_LENGTH_TOKENS
     return settings_of_step(
         settings, "cuda", layout=None, precision=precision, seq_length_tokens=length

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from autotune.base.units import format_amount, format_share
+from autotune.base.wording import plural
 from autotune.errors import BadInput
 from autotune.evidence.plan import Fleet, Goal, GoalKind, PlanFigure, derived
 from autotune.network.decide.scaling_model import USEFUL_EFFICIENCY, AllRanks
@@ -30,7 +31,7 @@ class NodesRow:
 
     nodes: int
     efficiency: float
-    tokens_per_s: float
+    units_per_s: float
     wall_s: float
     device_hours: float
     cost: float | None
@@ -46,15 +47,28 @@ class Plan:
     model: str
     goal: Goal
     fleet: Fleet
-    tokens_per_sequence: PlanFigure
-    """Non-padding tokens of a sequence, on average."""
-    tokens_per_pass: PlanFigure | None
-    """Non-padding tokens of one pass over the dataset."""
+    unit: str = "tokens"
+    """Unit of all amounts and rates, as a plural: ``tokens`` without padding, or the
+    unit of your code."""
+    of_code: bool = False
+    """True for code of yours, which has its own data and counts its own units."""
+    noun: str = "sequence"
+    """One of the micro-batch size in words."""
+    units_per_size: PlanFigure
+    """Units of one of the micro-batch size, on average: tokens of a sequence."""
+    units_per_pass: PlanFigure | None
+    """Units of one pass over the dataset."""
     global_batch_size: int
-    """Sequences of an optimizer step over all ranks."""
+    """Sequences, or whatever the micro-batch size counts, of an optimizer step over all
+    ranks."""
     price_per_device_hour: float | None
-    rank_tokens_per_s: PlanFigure | None = None
-    """Non-padding tokens/s of one rank, on one node."""
+    rank_units_per_s: PlanFigure | None = None
+    """Units/s of one rank, on one node."""
+    rank_bytes: PlanFigure | None = None
+    """Peak memory of one rank as probed, without any sharing; None if ``memory`` has
+    it."""
+    counted_parameters: PlanFigure | None = None
+    """Parameters that a probe counted; None if ``memory`` has them."""
     rate_missing: str = ""
     all_ranks: AllRanks = field(default_factory=AllRanks)
     memory: MemoryPlan | None = None
@@ -62,10 +76,10 @@ class Plan:
     warnings: tuple[str, ...] = ()
     next_command: str = ""
 
-    tokens: PlanFigure | None = None
-    """Non-padding tokens of the training, special tokens included."""
-    batch_tokens: PlanFigure | None = None
-    """Non-padding tokens of an optimizer step over all ranks."""
+    units: PlanFigure | None = None
+    """Units of the training; special tokens are included."""
+    batch_units: PlanFigure | None = None
+    """Units of an optimizer step over all ranks."""
     steps: PlanFigure | None = None
     passes: PlanFigure | None = None
     wall_s: PlanFigure | None = None
@@ -78,45 +92,57 @@ class Plan:
     """Predictions on fewer nodes and on the intended number; empty on one node."""
 
     @property
+    def unit_words(self) -> str:
+        """Unit in words: only the bundled trainer tells padding from other tokens."""
+        return self.unit if self.of_code else "non-padding tokens"
+
+    @property
+    def unit_option(self) -> str:
+        """Option that gives an amount in the unit."""
+        return f"--{self.unit if self.unit in ('tokens', 'samples') else 'units'}"
+
+    @property
     def parameters(self) -> PlanFigure | None:
         """Parameters of the model, shared ones counted once."""
-        return None if self.memory is None else self.memory.parameters
+        if self.memory is None:
+            return self.counted_parameters
+        return self.memory.parameters
 
 
 def plan_of(known: Plan) -> Plan:
     """Return the plan with all results of its inputs.
 
     Raises:
-        BadInput: If its goal cannot be converted to tokens.
+        BadInput: If its goal cannot be converted to units.
     """
     goal, fleet, per_row, rows = (
         known.goal,
         known.fleet,
-        known.tokens_per_sequence,
+        known.units_per_size,
         known.global_batch_size,
     )
     told = (
-        f"{rows:,} sequences of {per_row.value:,.4g} non-padding tokens"
+        f"{plural(rows, known.noun)} of {per_row.value:,.4g} {known.unit_words}"
         f" ({per_row.source})"
     )
-    batch = derived(lambda tokens: tokens * rows, per_row, source=told)
+    batch = derived(lambda units: units * rows, per_row, source=told)
     asked = PlanFigure(value=goal.amount, basis="given", source=goal.source)
-    tokens = _tokens(known, asked, batch)
-    told = f"{format_amount(batch.value)} non-padding tokens per step"
+    units = _units(known, asked, batch)
+    told = f"{format_amount(batch.value)} {known.unit_words} per step"
     steps = derived(
-        lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told
+        lambda all_, one: max(1.0, math.ceil(all_ / one)), units, batch, source=told
     )
     passes = _if_known(
         lambda all_, one: all_ / one,
-        tokens,
-        known.tokens_per_pass,
-        source="tokens of the dataset",
+        units,
+        known.units_per_pass,
+        source=f"{known.unit} of the dataset",
     )
-    told = "tokens / throughput of all ranks"
+    told = f"{known.unit} / throughput of all ranks"
     wall = _if_known(
         lambda all_, rate: all_ / rate,
-        tokens,
-        known.all_ranks.tokens_per_s,
+        units,
+        known.all_ranks.units_per_s,
         source=told,
     )
     if goal.kind == "hours":
@@ -133,14 +159,14 @@ def plan_of(known: Plan) -> Plan:
     )
     flops = _if_known(
         lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d,
-        known.parameters,
-        tokens,
+        known.parameters if known.unit == "tokens" else None,
+        units,
         source="6·N·D",
     )
     plan = replace(
         known,
-        tokens=tokens,
-        batch_tokens=batch,
+        units=units,
+        batch_units=batch,
         steps=asked if goal.kind == "steps" else steps,
         passes=asked if goal.kind == "epochs" else passes,
         wall_s=wall,
@@ -151,7 +177,7 @@ def plan_of(known: Plan) -> Plan:
             else _if_known(lambda one: one * price, hours, source="at your price")
         ),
         flops_6n=flops,
-        by_nodes=tuple(_by_nodes(known, tokens.value)),
+        by_nodes=tuple(_by_nodes(known, units.value)),
     )
     return replace(plan, warnings=(*known.warnings, *_warnings(plan)))
 
@@ -163,36 +189,39 @@ def _if_known(
     return derived(compute, *there, source=source) if len(there) == len(of) else None
 
 
-def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
-    if known.goal.kind == "tokens":
+def _units(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
+    if known.goal.kind == "units":
         return amount
     ways: dict[
         GoalKind, tuple[PlanFigure | None, Callable[..., float], str, str, str]
     ] = {
         "steps": (batch, lambda steps, one: steps * one, "with this batch", "", ""),
         "epochs": (
-            known.tokens_per_pass,
+            known.units_per_pass,
             lambda passes, one: passes * one,
             "of the dataset",
-            "the tokens of an epoch require a dataset",
-            "Add --data DIR, or give the number of tokens: --tokens 45.2B",
+            f"the {known.unit} of an epoch require a dataset",
+            (
+                f"{'Give' if known.of_code else 'Add --data DIR, or give'} the number"
+                f" of {known.unit}: {known.unit_option} 45.2B"
+            ),
         ),
         "flops": (
-            known.parameters,
+            known.parameters if known.unit == "tokens" else None,
             lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n,
             "by 6·N·D",
             (
                 f"the number of parameters of {known.model} is unknown"
                 f" ({known.memory_missing})"
             ),
-            "Give the number of tokens instead: --tokens 10B",
+            f"Give the number of {known.unit} instead: {known.unit_option} 10B",
         ),
         "hours": (
-            known.all_ranks.tokens_per_s,
+            known.all_ranks.units_per_s,
             lambda hours, rate: rate * hours * SECONDS_PER_HOUR,
             "at this throughput",
             known.rate_missing,
-            "Give the throughput of one GPU: --tokens-per-s 100k",
+            "Give the throughput of one GPU: --units-per-s 100k",
         ),
     }
     of, compute, told, missing, next_step = ways[known.goal.kind]
@@ -201,19 +230,19 @@ def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
     return derived(compute, amount, of, source=f"{known.goal.source}, {told}")
 
 
-def _by_nodes(known: Plan, tokens: float) -> Iterator[NodesRow]:
-    if known.rank_tokens_per_s is None:
+def _by_nodes(known: Plan, units: float) -> Iterator[NodesRow]:
+    if known.rank_units_per_s is None:
         return
     fleet, price = known.fleet, known.price_per_device_hour
     for nodes, efficiency in known.all_ranks.efficiency_by_nodes.items():
         ranks = nodes * fleet.ranks_per_node
-        rate = known.rank_tokens_per_s.value * ranks * efficiency
-        hours = tokens / rate * ranks * (fleet.cpus_per_rank or 1.0) / SECONDS_PER_HOUR
+        rate = known.rank_units_per_s.value * ranks * efficiency
+        hours = units / rate * ranks * (fleet.cpus_per_rank or 1.0) / SECONDS_PER_HOUR
         yield NodesRow(
             nodes=nodes,
             efficiency=efficiency,
-            tokens_per_s=rate,
-            wall_s=tokens / rate,
+            units_per_s=rate,
+            wall_s=units / rate,
             device_hours=hours,
             cost=None if price is None else price * hours,
         )

@@ -1,7 +1,6 @@
 """Inputs of ``autotune plan``: facts about the model, data and machines."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.units import format_amount, format_percent
@@ -32,7 +31,9 @@ from autotune.network.decide.scaling_model import (
 )
 from autotune.network.gradient_parts import gradient_parts
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
+from autotune.plan.code_inputs import plan_of_code
 from autotune.plan.decide import Plan, plan_of
+from autotune.plan.request import LINE_BITS_PER_S, PlanRequest
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
@@ -51,33 +52,6 @@ from autotune.subjects.mlm.model_work import estimate_vocab_size
 from trainer.formats.manifest import read_manifest
 from trainer.formats.progress import Update
 from trainer.formats.train_config import Strategy, TrainConfig
-
-LINE_BITS_PER_S = 100e9
-"""Assumed line rate of a node's NIC."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """Request for a plan."""
-
-    source: StoredProfile | TrainConfig
-    """A profile, or settings of a model without one."""
-    model_argument: str
-    """Name of the model as you gave it, for commands."""
-    goal: Goal | None
-    """Length of the training; None means the steps of the profile."""
-    gpu: str | None = None
-    nodes: int = 1
-    ranks_per_node: int | None = None
-    price_per_device_hour: float | None = None
-    data: Path | None = None
-    vocab_size: int | None = None
-    global_batch_tokens: float | None = None
-    links: Assumed | None = None
-    tokens_per_s: float | None = None
-    """Non-padding tokens/s of one rank, if given by the user."""
-    tensor_ranks: int = 2
-    pipeline_stages: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +76,9 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     Raises:
         AutotuneError: If the GPU, the model, the dataset or the goal cannot be used.
     """
+    source = asked.source
+    if isinstance(source, StoredProfile) and not source.profile.has_train:
+        return plan_of_code(asked, source)
     if (goal := asked.goal) is None:
         if not isinstance(asked.source, StoredProfile):
             add = (
@@ -124,15 +101,15 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
         model=train.model.name,
         goal=goal,
         fleet=fleet,
-        tokens_per_sequence=per_sequence,
-        tokens_per_pass=per_pass,
+        units_per_size=per_sequence,
+        units_per_pass=per_pass,
         global_batch_size=max(wanted, fleet.ranks),
         price_per_device_hour=asked.price_per_device_hour,
     )
     verified = None if measured is None else memory_of_probe(measured)
     found: MemoryPlan | CannotTrace
     if verified is None or (
-        asked.tokens_per_s is None
+        asked.units_per_s is None
         and measured is not None
         and tuned_rate(measured) is None
     ):
@@ -187,14 +164,14 @@ def _with_rate(
     If they are unknown, it has the reason.
     """
     rate, memory = _rank_rate(subject, known), known.memory
-    if asked.tokens_per_s is not None:
+    if asked.units_per_s is not None:
         rate = PlanFigure(
-            value=asked.tokens_per_s, basis="given", source="--tokens-per-s"
+            value=asked.units_per_s, basis="given", source="--units-per-s"
         )
     if isinstance(rate, str):
         told = (
             f"No time and no cost: {rate}. Give the throughput of one rank with"
-            " --tokens-per-s."
+            " --units-per-s."
         )
         return replace(known, rate_missing=rate, warnings=(told,))
     largest, strategy = subject.train.micro_batch_size, subject.train.parallel.strategy
@@ -214,7 +191,7 @@ def _with_rate(
         strategy=strategy,
         max_micro_batch_size=largest,
     )
-    return replace(known, rank_tokens_per_s=rate, all_ranks=every)
+    return replace(known, rank_units_per_s=rate, all_ranks=every)
 
 
 def _subject(asked: PlanRequest) -> _Subject:
@@ -402,7 +379,7 @@ def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
         )
     if memory is None or memory.work is None:
         return f"the step of {train.model.name} was not traced"
-    speed = predict_speed(memory.work, rates, train, known.tokens_per_sequence.value)
+    speed = predict_speed(memory.work, rates, train, known.units_per_size.value)
     assert speed.non_padding_tokens_per_s is not None
     mfu = "" if speed.mfu is None else f", {format_percent(speed.mfu.value)} MFU"
     told = (
@@ -439,7 +416,7 @@ def _as_measured(subject: _Subject) -> AllRanks | None:
     )
     rate_of_all = PlanFigure.on("measured", rate.interval, source)
     return AllRanks(
-        tokens_per_s=rate_of_all, efficiency=efficiency, rows=row.micro_batch_size
+        units_per_s=rate_of_all, efficiency=efficiency, rows=row.micro_batch_size
     )
 
 
@@ -468,7 +445,7 @@ def _on_all(
     if profile is not None and probe is not None and computed:
         scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)
     per_row, parameters = (
-        known.tokens_per_sequence.value,
+        known.units_per_size.value,
         1 if known.memory is None else known.memory.parameters.value,
     )
     compute = RankCompute(  # a rank with the given rate and no other costs

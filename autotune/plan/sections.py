@@ -35,9 +35,10 @@ def plan_text(plan: Plan) -> str:
         f"{plural(fleet.nodes, 'node')}, {each} each ({printable_line(fleet.name)})"
     )
     sources = {
-        "tokens/s": plan.rank_tokens_per_s,
+        f"{plan.unit}/s": plan.rank_units_per_s,
         "efficiency": plan.all_ranks.efficiency,
-        "batch": plan.batch_tokens,
+        "batch": plan.batch_units,
+        "memory": plan.rank_bytes,
     }
     model, goal = printable_line(plan.model), printable_line(plan.goal.source)
     parts = [
@@ -56,9 +57,13 @@ def plan_text(plan: Plan) -> str:
             (one for one in plan.by_nodes if one.nodes < fleet.nodes),
             ("nodes", "r", lambda one: f"{one.nodes:,}"),
             ("efficiency", "r", lambda one: format_share(one.efficiency)),
-            ("tokens/s", "r", lambda one: format_amount(one.tokens_per_s)),
+            (f"{plan.unit}/s", "r", lambda one: format_amount(one.units_per_s)),
             ("wall time", "r", lambda one: _duration(one.wall_s, one.wall_s)),
-            ("GPU-hours", "r", lambda one: format_amount(one.device_hours)),
+            (
+                f"{'GPU' if fleet.device == 'cuda' else 'CPU'}-hours",
+                "r",
+                lambda one: format_amount(one.device_hours),
+            ),
             (
                 "cost",
                 "r",
@@ -84,7 +89,7 @@ def plan_text(plan: Plan) -> str:
             console_text((shares_table(memory.shares),)),
             _wrapped(shown, bullet="  "),
         ]
-    else:
+    elif plan.rank_bytes is None:
         parts.append(_wrapped(f"Memory: n/a, {printable_line(plan.memory_missing)}"))
     parts += (
         [
@@ -109,9 +114,10 @@ def _figures(plan: Plan) -> str:
         plan.all_ranks,
         plan.price_per_device_hour,
     )
+    rank = "GPU" if kind == "GPU" else "rank"
     scaling = f"scaling efficiency, {plural(plan.fleet.nodes, 'node')}"
     rows = [
-        _row("non-padding tokens", plan.tokens, format_amount),
+        _row(plan.unit_words, plan.units, format_amount),
         _row("optimizer steps", plan.steps, format_count),
         _row(
             "wall time",
@@ -127,22 +133,32 @@ def _figures(plan: Plan) -> str:
             else [_row(f"cost at {price:g} per {kind}-hour", plan.cost, format_amount)]
         ),
         _row(
-            f"tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}",
-            plan.rank_tokens_per_s,
+            f"{plan.unit}/s of one {rank}",
+            plan.rank_units_per_s,
             format_amount,
         ),
-        _row("tokens/s of all", every.tokens_per_s, format_amount),
+        _row(f"{plan.unit}/s of all", every.units_per_s, format_amount),
         *(
             []
             if every.efficiency is None
             else [_row(scaling, every.efficiency, format_share)]
         ),
-        _row("non-padding tokens per step", plan.batch_tokens, format_amount),
-        _row("epochs", plan.passes, lambda value: f"{value:,.3g}", "requires --data"),
+        _row(f"{plan.unit_words} per step", plan.batch_units, format_amount),
+        *(
+            []
+            if plan.rank_bytes is None
+            else [_row(f"memory of one {rank}", plan.rank_bytes, format_bytes)]
+        ),
+        _row("epochs", plan.passes, lambda value: f"{value:,.3g}", _epochs(plan)),
         _row("parameters", plan.parameters, format_amount),
         _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
     ]
     return terminal_table(("", "plan", "interval", "basis"), rows, align="lrll")
+
+
+def _epochs(plan: Plan) -> str:
+    """Return why epochs may be unknown."""
+    return "your code has its data" if plan.of_code else "requires --data"
 
 
 def _row(

@@ -373,7 +373,7 @@ class AllRanks:
     ranks.
     """
 
-    tokens_per_s: PlanFigure | None = None
+    units_per_s: PlanFigure | None = None
     efficiency: PlanFigure | None = None
     """Throughput of all nodes relative to perfect scaling from one node; None on one
     node."""
@@ -404,9 +404,7 @@ def spread(
             rate,
             source=f"{plural(ranks, 'rank')} of one node at this rate",
         )
-        return AllRanks(
-            tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size
-        )
+        return AllRanks(units_per_s=total, rows=micro_batch_options[0].micro_batch_size)
     assert known.one_node_rate is not None  # the batch was split over more nodes
     factor, compute = (
         known.one_node_rate / (rate.value * known.network.ranks_per_node),
@@ -435,7 +433,7 @@ def spread(
     }
     told = f"{plural(ranks, 'rank')} at this rate and efficiency"
     return AllRanks(
-        tokens_per_s=derived(
+        units_per_s=derived(
             lambda one, part: one * ranks * part, rate, share, source=told
         ),
         useful_nodes=useful,

@@ -185,10 +185,10 @@ def rate(value=50_000.0, share=0.0):
 
 def test_one_node_has_all_its_ranks():
     plan = spread_of(rate(share=0.1), 1, over=replace(NETWORK, ranks_per_node=4))
-    assert [plan.tokens_per_s.value, plan.tokens_per_s.low] == pytest.approx(
+    assert [plan.units_per_s.value, plan.units_per_s.low] == pytest.approx(
         [200_000, 180_000]
     )
-    assert (plan.tokens_per_s.basis, plan.efficiency, plan.efficiency_by_nodes) == (
+    assert (plan.units_per_s.basis, plan.efficiency, plan.efficiency_by_nodes) == (
         "predicted",
         None,
         {},
@@ -207,7 +207,7 @@ def test_all_ranks_are_never_faster_than_alone(
 ):
     over = replace(NETWORK, between=Link(latency_s=2e-5, bytes_per_s=speed))
     plan = spread_of(rate(tokens, share), nodes, load(global_batch_size), over)
-    total = plan.tokens_per_s
+    total = plan.units_per_s
     efficiency = plan.efficiency.value
     assert 0 < efficiency <= 1
     assert total.value == pytest.approx(2 * nodes * tokens * efficiency)

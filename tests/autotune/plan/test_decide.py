@@ -55,19 +55,19 @@ def memory(**fits):
     )
 
 
-def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) -> Plan:
+def known(kind="units", amount=1e9, *, total=MILLION, ranks=None, **changes) -> Plan:
     """Return a plan's inputs; ``ranks`` are further figures of all ranks together."""
     values = {
         "model": "m",
         "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"),
         "fleet": GPUS,
-        "tokens_per_sequence": measured(500.0),
-        "tokens_per_pass": measured(1e9),
+        "units_per_size": measured(500.0),
+        "units_per_pass": measured(1e9),
         "global_batch_size": 1000,
-        "rank_tokens_per_s": total and measured(total.value / 32),
+        "rank_units_per_s": total and measured(total.value / 32),
         "price_per_device_hour": 2.0,
         "memory": memory(),
-        "all_ranks": AllRanks(tokens_per_s=total, **ranks or {}),
+        "all_ranks": AllRanks(units_per_s=total, **ranks or {}),
         "next_command": "next",
     }
     return Plan(**values | changes)
@@ -76,7 +76,7 @@ def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) ->
 def test_computes_figures_of_a_plan():
     planned = plan_of(known(amount=3.6e9))
     values = {
-        "batch_tokens": 500_000,
+        "batch_units": 500_000,
         "steps": 7200,
         "wall_s": 3600,
         "device_hours": 32,
@@ -88,7 +88,7 @@ def test_computes_figures_of_a_plan():
         values
     )
     assert {getattr(planned, name).basis for name in values} == {"predicted"}
-    assert (planned.tokens.basis, planned.by_nodes) == ("given", ())
+    assert (planned.units.basis, planned.by_nodes) == ("given", ())
 
 
 def test_counts_cpu_hours_on_cpus():
@@ -108,7 +108,7 @@ def test_counts_cpu_hours_on_cpus():
 def test_assumed_rate_makes_figures_assumed():
     assumed = plan_of(known(amount=3.6e9, total=measured(1e6, "assumed")))
     figures = (
-        "batch_tokens",
+        "batch_units",
         "steps",
         "passes",
         "flops_6n",
@@ -136,7 +136,7 @@ def test_goals_of_every_kind_agree(tokens, kind):
         known(kind, amounts[kind].value / (3600 if kind == "hours" else 1))
     )
     rounding = 500_000 if kind == "steps" else 1e-6 * tokens
-    assert planned.tokens.value == pytest.approx(tokens, abs=rounding)
+    assert planned.units.value == pytest.approx(tokens, abs=rounding)
     assert planned.wall_s.value == pytest.approx(
         plain.wall_s.value, abs=1 + rounding / 1e6
     )
@@ -173,9 +173,9 @@ def test_missing_rate_keeps_the_other_figures():
 @pytest.mark.parametrize(
     ("changes", "option"),
     [
-        ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
+        ({"kind": "epochs", "units_per_pass": None}, "--data"),
         ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
-        ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
+        ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--units-per-s"),
     ],
     ids=["epochs", "FLOPs", "hours"],
 )
@@ -240,11 +240,11 @@ def test_shows_plan_on_fewer_nodes():
         "ranks": {"efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}},
     }
     first, _, last = plan_of(
-        known(**inputs, rank_tokens_per_s=measured(62_500.0))
+        known(**inputs, rank_units_per_s=measured(62_500.0))
     ).by_nodes
     assert [
         last.nodes,
-        last.tokens_per_s,
+        last.units_per_s,
         last.wall_s,
         last.device_hours,
         last.cost,

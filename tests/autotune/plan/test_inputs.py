@@ -6,7 +6,8 @@ from autotune.errors import BadInput
 from autotune.evidence.plan import Goal
 from autotune.evidence.profile import Profile
 from autotune.network.scaling import Assumed, evidence
-from autotune.plan.inputs import PlanRequest, plan
+from autotune.plan.inputs import plan
+from autotune.plan.request import PlanRequest
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.mlm.memory import plan_memory
 from autotune.subjects.mlm.memory.prediction import settings_of_step
@@ -18,7 +19,7 @@ from trainer.formats import gpu_peaks
 from trainer.formats.presets import model_settings
 from trainer.formats.train_config import TrainConfig
 
-TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
+TOKENS = Goal(kind="units", amount=1e9, source="--tokens 1B")
 
 
 def answer(source, **changes):
@@ -63,13 +64,13 @@ def test_measured_profile_gives_measured_rate(no_trace):
     planned = answer(traced())
     # The worker sweep's windows of 99 to 101 tokens/s include padding: 100 of 512
     # positions hold tokens.
-    rate = planned.rank_tokens_per_s
+    rate = planned.rank_units_per_s
     assert (rate.value, rate.basis) == (
         pytest.approx(100 * 100 / 512, rel=1e-3),
         "measured",
     )
     assert rate.low < rate.value < rate.high
-    assert (planned.wall_s.basis, planned.batch_tokens.value) == ("predicted", 102_400)
+    assert (planned.wall_s.basis, planned.batch_units.value) == ("predicted", 102_400)
     # 8 MB of state; the rest of the measured peak of 1 GB is that of 32 sequences.
     assert planned.memory.micro_batch_size == 2
     expected_bytes = 8_000_000 + (1_000_000_000 - 8_000_000) * 2 // 32
@@ -87,10 +88,10 @@ def test_goal_defaults_to_the_profiles_steps(no_trace):
 
 
 def test_divides_measured_rate_by_its_ranks(no_trace):
-    rate = answer(traced()).rank_tokens_per_s
+    rate = answer(traced()).rank_units_per_s
     workers = traced().evidence.workers.model_copy(update={"local_ranks": 4})
     # All of them reached it together.
-    shared = answer(traced(workers=workers)).rank_tokens_per_s
+    shared = answer(traced(workers=workers)).rank_units_per_s
     assert [shared.low, shared.value, shared.high] == pytest.approx(
         [rate.low / 4, rate.value / 4, rate.high / 4]
     )
@@ -109,10 +110,8 @@ def test_measured_links_predict_more_nodes(no_trace, network):
     ranks = answer(measured, nodes=8, ranks_per_node=2).all_ranks
     assert ranks.efficiency.basis == "predicted"
     assert "measured" in ranks.efficiency.source
-    alone = answer(measured).rank_tokens_per_s.value
-    assert ranks.tokens_per_s.value == pytest.approx(
-        16 * alone * ranks.efficiency.value
-    )
+    alone = answer(measured).rank_units_per_s.value
+    assert ranks.units_per_s.value == pytest.approx(16 * alone * ranks.efficiency.value)
 
 
 def test_names_assumed_links(no_trace, network):
@@ -137,8 +136,8 @@ def test_measured_nodes_take_precedence_over_predictions(no_trace, network):
     )
     fleet = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
     ranks = answer(profile, **fleet).all_ranks
-    assert ranks.tokens_per_s.value == 1234.0
-    assert ranks.tokens_per_s.basis == ranks.efficiency.basis == "measured"
+    assert ranks.units_per_s.value == 1234.0
+    assert ranks.units_per_s.basis == ranks.efficiency.basis == "measured"
     assert (
         answer(profile, **fleet, global_batch_tokens=1e6).all_ranks.efficiency.basis
         == "predicted"
@@ -148,15 +147,15 @@ def test_measured_nodes_take_precedence_over_predictions(no_trace, network):
 @pytest.mark.system
 def test_measured_rate_does_not_hold_elsewhere(warm_server):
     planned = answer(traced(), gpu="h200")
-    assert planned.rank_tokens_per_s.basis == "predicted"
-    assert "MFU" in planned.rank_tokens_per_s.source
+    assert planned.rank_units_per_s.basis == "predicted"
+    assert "MFU" in planned.rank_units_per_s.source
     assert planned.fleet.name == "NVIDIA H200"
     assert any("not used for NVIDIA H200" in warning for warning in planned.warnings)
 
 
 def test_predicts_rate_without_evidence(warm_server):
     planned = answer(without_evidence(on_gpus(traced())), nodes=2)
-    assert planned.rank_tokens_per_s.basis == "predicted"
+    assert planned.rank_units_per_s.basis == "predicted"
     assert planned.wall_s.low < planned.wall_s.value < planned.wall_s.high
     assert planned.fleet.ranks == 4  # as many as its nodes have
     assert planned.next_command.startswith("autotune probe --model tiny")
@@ -165,12 +164,12 @@ def test_predicts_rate_without_evidence(warm_server):
 def test_plan_on_cpu_needs_a_rate(warm_server):
     on_a_cpu = without_evidence(traced())
     planned = answer(on_a_cpu)
-    planned_from_rate = answer(on_a_cpu, tokens_per_s=1000.0)
+    planned_from_rate = answer(on_a_cpu, units_per_s=1000.0)
     assert planned.wall_s is None
-    assert any("--tokens-per-s" in warning for warning in planned.warnings)
+    assert any("--units-per-s" in warning for warning in planned.warnings)
     assert (
         planned_from_rate.wall_s.value,
-        planned_from_rate.rank_tokens_per_s.basis,
+        planned_from_rate.rank_units_per_s.basis,
     ) == (
         pytest.approx(1e6),
         "given",
@@ -188,8 +187,8 @@ def test_duration_requires_a_known_peak(warm_server, monkeypatch):
     with pytest.raises(BadInput, match="RTX 4090 are unknown"):
         answer(shape(), gpu="rtx-4090-24gb", goal=hours)
     assert answer(
-        shape(), gpu="rtx-4090-24gb", goal=hours, tokens_per_s=1e5
-    ).tokens.value == pytest.approx(7.2e8)
+        shape(), gpu="rtx-4090-24gb", goal=hours, units_per_s=1e5
+    ).units.value == pytest.approx(7.2e8)
 
 
 @pytest.mark.system
@@ -224,7 +223,7 @@ def test_model_too_large_for_one_gpu_is_sharded(warm_server):
 def test_too_few_sequences_enlarge_the_batch(warm_server):
     planned = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
     assert any("too small for 2,048 ranks" in warning for warning in planned.warnings)
-    assert planned.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
+    assert planned.batch_units.value == pytest.approx(2048 * 512, rel=0.01)
 
 
 @pytest.mark.system
@@ -234,7 +233,7 @@ def test_untraceable_architecture_keeps_the_plan(warm_server, tmp_path):
         '{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
         '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}'
     )
-    planned = answer(shape(str(config)), gpu="h200", tokens_per_s=1e5)
+    planned = answer(shape(str(config)), gpu="h200", units_per_s=1e5)
     assert planned.memory is None
     assert "cannot be predicted" in planned.memory_missing
     assert planned.wall_s.value == pytest.approx(1e4)
@@ -247,11 +246,11 @@ def test_dataset_gives_tokens_of_an_epoch(warm_server, tmp_path):
     epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
     planned = answer(shape(), gpu="h200", goal=epochs, data=data)
     cut = 300 * (12 + 102 + 302 + 512)
-    assert (planned.passes.value, planned.tokens.value) == (
+    assert (planned.passes.value, planned.units.value) == (
         2,
         pytest.approx(2 * cut, rel=0.02),
     )
-    assert (planned.memory.parameters.basis, planned.batch_tokens.basis) == (
+    assert (planned.memory.parameters.basis, planned.batch_units.basis) == (
         "predicted",
         "predicted",
     )
@@ -264,7 +263,7 @@ def test_short_documents_keep_their_length(warm_server, tmp_path):
     )
     assert answer(
         shape(), gpu="h200", goal=epochs, data=short
-    ).tokens.value == 2 * 100 * (50 + 2)
+    ).units.value == 2 * 100 * (50 + 2)
 
 
 def under(profile, strategy):

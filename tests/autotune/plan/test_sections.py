@@ -50,7 +50,7 @@ def example(ranks=None, **changes) -> Plan:
                 ranks_per_node=2,
                 memory_bytes=94 * 10**9,
             ),
-            rank_tokens_per_s=figure(4e5, basis="measured", confidence=0.95),
+            rank_units_per_s=figure(4e5, basis="measured", confidence=0.95),
             price_per_device_hour=2.5,
             ranks={
                 "efficiency": figure(0.8),
@@ -97,7 +97,7 @@ def test_missing_figures_show_as_missing():
     nothing = dict.fromkeys(
         (
             "passes",
-            "rank_tokens_per_s",
+            "rank_units_per_s",
             "wall_s",
             "device_hours",
             "cost",
@@ -110,9 +110,7 @@ def test_missing_figures_show_as_missing():
         "warnings": (),
         "by_nodes": (),
     }
-    plan = example(
-        ranks={"tokens_per_s": None, "efficiency": None}, **nothing | reasons
-    )
+    plan = example(ranks={"units_per_s": None, "efficiency": None}, **nothing | reasons)
     text = plan_text(plan)
     assert "Memory: n/a, it could not be traced" in text
     assert all(
