@@ -4,7 +4,7 @@ It lists changes, and figures that differ beyond noise. Everything here is pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autotune.base.estimates import Estimate, change_between, reason_without_bounds
@@ -146,6 +146,8 @@ class Side:
     name: str
     settings: Mapping[str, Any]
     """Settings by dotted key, without ``train``."""
+    common_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that profiles of every subject have, by the same names."""
     circumstances: Mapping[Circumstance, str]
     facts: Mapping[str, Any]
     measurements: tuple[Measurement, ...] = ()
@@ -166,6 +168,8 @@ class Compared:
     """Ratio of B to A or, for shares on a linear scale, B minus A; with 95 % bounds."""
     verdict: Verdict = "the same within noise"
     why: str = ""
+    metric_of_b: Metric | None = None
+    """Metric of B, if it has another unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +224,7 @@ def compare(
     return Comparison(
         a=a,
         b=b,
-        settings=changes(a.settings, b.settings),
+        settings=_changed_settings(a, b),
         circumstances=circumstances,
         facts=facts,
         figures=tuple(figures),
@@ -230,14 +234,40 @@ def compare(
     )
 
 
+def _changed_settings(a: Side, b: Side) -> tuple[Change, ...]:
+    """Return the changed settings.
+
+    Profiles whose settings have no name in common, such as those of the bundled trainer
+    and of code of yours, are compared by what all profiles have.
+    """
+    shared = [key for key in a.settings if key in b.settings]
+    names = [key for key in shared if not key.startswith("constraints.")]
+    if names or not (a.common_settings and b.common_settings):
+        return changes(a.settings, b.settings)
+    return changes(a.common_settings, b.common_settings)
+
+
 def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     """Compare speeds that were measured under the same condition.
 
-    If there are none, the best speed of each side is compared.
+    If there are none, the best speed of each side is compared. Speeds in different
+    units are not comparable.
     """
-    pairs = [(one, other) for one in a.headlines for other in b.headlines]
-    if not pairs:
+    every = [(one, other) for one in a.headlines for other in b.headlines]
+    if not every:
         return None
+    pairs = [
+        (one, other) for one, other in every if one.metric.name == other.metric.name
+    ]
+    if not pairs:
+        one, other = every[0]
+        return replace(
+            _compared(one, other, differs),
+            of=f"A: {one.of}; B: {other.of}",
+            metric_of_b=other.metric,
+            verdict="not comparable",
+            why="another unit",
+        )
     one, other = next((pair for pair in pairs if pair[0].of == pair[1].of), pairs[0])
     if one.of != other.of:
         one = replace(one, of=f"A: {one.of}; B: {other.of}")

@@ -84,6 +84,11 @@ def _headline(one: Compared | None) -> str:
         f"training speed ({printable_line(one.of)}): {a} and {b} {one.metric.name},"
         f" B is {change} of A{interval}"
     )
+    if one.metric_of_b is not None:
+        speeds = (
+            f"training speed ({printable_line(one.of)}): {a} {one.metric.name} and {b}"
+            f" {one.metric_of_b.name}"
+        )
     if one.verdict in _WITHOUT_VERDICT:
         return f"{verdict}: {speeds}"
     return f"{speeds}: {verdict}"

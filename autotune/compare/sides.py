@@ -24,7 +24,7 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.evidence.profile import Profile
-from autotune.evidence.workers import BATCHES, WorkersEvidence
+from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import Rate, positive_figures, training_rates
 from autotune.profiles.decide.run_rates import settled_steps
@@ -130,6 +130,8 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     side = _trainer_side if profile.has_train else _own_side
     return replace(
         side(profile, name, common),
+        common_settings=_common_settings(profile),
+        headlines=tuple(_headlines(profile)),
         facts={
             **{
                 f"source of the {role}": sha256
@@ -145,10 +147,45 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
     )
 
 
+def _common_settings(profile: Profile) -> dict[str, Any]:
+    """Return the settings that profiles of every subject have, by the same names."""
+    constraints = profile.constraints.model_dump(mode="json", exclude_none=True)
+    return {
+        "subject.kind": profile.subject.kind,
+        profile.subject.size: profile.size,
+        "num_workers": profile.num_workers,
+        **flatten_table({"constraints": constraints}),
+    }
+
+
+def _headlines(profile: Profile) -> Iterable[Measurement]:
+    """Yield the training speeds, the best known first.
+
+    A loader that nothing but a replayed step consumed has a speed in batches alone.
+    """
+    metric = decide.TRAINING_RATE
+    if not profile.has_train:
+        metric = decide.unit_rate(profile.subject.unit)
+    rates = training_rates(profile)
+    for rate in rates:
+        yield Measurement(metric=metric, of=_origin_of(rate), estimate=rate.estimate)
+    workers = profile.evidence.workers
+    if rates or workers is None:
+        return
+    for row in workers.rows:
+        figures = positive_figures(row.units_per_s)
+        if row.num_workers == workers.chosen and figures:
+            yield Measurement(
+                metric=decide.unit_rate(workers.unit),
+                of=_READ_FROM["windows"],
+                estimate=estimate_windows(figures),
+            )
+
+
 def _trainer_side(
     profile: Profile, name: str, common: Mapping[Circumstance, str]
 ) -> Side:
-    """Return a profile of the bundled trainer, without facts and notes."""
+    """Return a profile of the bundled trainer, without facts, speeds and notes."""
     train, made_on = profile.train, profile.fingerprint
     probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
@@ -171,19 +208,11 @@ def _trainer_side(
         ),
         facts={},
         measurements=tuple(_profile_figures(profile)),
-        headlines=tuple(
-            Measurement(
-                metric=decide.TRAINING_RATE,
-                of=_origin_of(rate),
-                estimate=rate.estimate,
-            )
-            for rate in training_rates(profile)
-        ),
     )
 
 
 def _own_side(profile: Profile, name: str, common: Mapping[Circumstance, str]) -> Side:
-    """Return a profile of your own code, without facts and notes.
+    """Return a profile of your own code, without facts, speeds and notes.
 
     Its source is a fact and no circumstance: two versions of one step are what you want
     to compare.
@@ -206,7 +235,6 @@ def _own_side(profile: Profile, name: str, common: Mapping[Circumstance, str]) -
             *_own_step_figures(profile),
             *_own_loader_figures(profile.evidence.workers),
         ),
-        headlines=tuple(_own_headlines(profile)),
     )
 
 
@@ -261,36 +289,6 @@ def _own_loader_figures(workers: WorkersEvidence | None) -> Iterable[Measurement
             metric=decide.DATA_WAIT,
             of=of,
             estimate=estimate_single(row.data_wait_share, scale="linear"),
-        )
-
-
-def _own_headlines(profile: Profile) -> Iterable[Measurement]:
-    """Yield the training speeds, the best known first.
-
-    With a loader it is that of the chosen number of workers, in units per second if the
-    size of a batch is known, else in batches.
-    """
-    workers, probe = profile.evidence.workers, profile.evidence.probe
-    subject, size = profile.subject, profile.size
-    for row in () if workers is None else workers.rows:
-        rates = positive_figures(row.units_per_s)
-        if workers is None or row.num_workers != workers.chosen or not rates:
-            continue
-        metric = decide.unit_rate(workers.unit)
-        if workers.unit == BATCHES and isinstance(size, int):
-            metric = decide.unit_rate(subject.unit)
-            rates = [size * subject.units_per_size * rate for rate in rates]
-        yield Measurement(
-            metric=metric, of=_READ_FROM["windows"], estimate=estimate_windows(rates)
-        )
-    if probe is None or not isinstance(size, int):
-        return
-    point = probe.expected_throughput(size)
-    if point is not None:
-        yield Measurement(
-            metric=decide.unit_rate(subject.unit),
-            of=_READ_FROM["steps"],
-            estimate=estimate_from_bounds(point.rate, point.timed_steps),
         )
 
 

@@ -42,8 +42,22 @@ def test_same_profiles_do_not_differ(compared):
 
 
 def test_larger_size_and_faster_loader_show(compared):
-    probe = EXAMPLE.evidence.probe.model_copy(
-        update={"feasible_max": 16, "infeasible_min": 17}
+    probe = EXAMPLE.evidence.probe
+    curve = [
+        point.model_copy(
+            update={
+                name: 2 * getattr(point, name)
+                for name in (
+                    "units_per_s",
+                    "units_per_s_low",
+                    "units_per_s_high",
+                )
+            }
+        )
+        for point in probe.curve
+    ]
+    probe = probe.model_copy(
+        update={"feasible_max": 16, "infeasible_min": 17, "curve": curve}
     )
     loader = EXAMPLE.evidence.workers
     rows = [
@@ -85,4 +99,20 @@ def test_trainer_profile_is_not_comparable(says, workdir):
     (workdir / "a.toml").write_text(profile_to_toml(EXAMPLE))
     shown = says("compare", "a.toml", "p.toml")
     assert "mine:build_step" in shown
-    assert "not comparable" in shown
+    assert "not comparable (another unit): training speed" in shown
+    assert " samples/s and " in shown
+    # Settings of two subjects have few names in common.
+    assert "subject.kind" in shown
+    assert "learning_rate" not in shown
+
+
+def test_slower_loader_slows_the_training_speed(compared):
+    loader = EXAMPLE.evidence.workers
+    rows = [
+        row.model_copy(update={"ratio_to_cached": row.ratio_to_cached / 2})
+        for row in loader.rows
+    ]
+    slower = loader.model_copy(update={"rows": rows})
+    headline = compared(but(EXAMPLE, evidence={"workers": slower}))["headline"]
+    assert headline["verdict"] == "slower"
+    assert headline["change"]["value"] == pytest.approx(0.5)
