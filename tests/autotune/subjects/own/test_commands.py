@@ -115,9 +115,13 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
         *("workers", short, "--time-limit", "40s", "--window", "0.2s"),
         *("--max-workers", "1", "--here"),
     )
+    advised = says("advise", short)
+    assert "Bottleneck: " in advised
+    assert "not judged: kernels" in advised
+    assert "samples/s of all" in says("plan", short, "--samples", "1M")
     short.write_text(short.read_text().replace("num_workers = ", "num_workers = 1", 1))
     assert "voided" in says("profile", "approve", short)
-    for command in ("train", "plan", "advise", "network", "baseline", "confirm"):
+    for command in ("train", "network", "baseline", "confirm"):
         message = says(command, short, code=7)
         assert f"autotune {command} requires settings of the bundled trainer" in message
     assert "Add your own loader" in says("workers", long, code=7)
