@@ -15,7 +15,7 @@ LAYERS = "packages point one way"
 EVERYWHERE = frozenset({"base", "errors"})
 """Packages that nearly all others import, which are left out of the rows."""
 NESTED = frozenset({"subjects.mlm"})
-"""Packages below another one that have a layer of their own."""
+"""Packages below another one that have a separate layer."""
 
 
 def figures(_recorded: RecordedFigures) -> Figures:

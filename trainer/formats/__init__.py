@@ -1,7 +1,7 @@
 """Formats that the trainer and the tuner both read and write. No torch here.
 
 ``train_config.TrainConfig`` declares every setting of a training, as ``[train]`` of a
-profile has them: begin there. ``profile_file`` reads a profile's tables, ``presets``
+profile has them: begin there. ``profile_file`` reads a profile's tables. ``presets``
 finds a model by name or file, ``families`` says which models the trainer builds,
 ``encoder_shape`` and ``model_config`` read the sizes in a model's config, and
 ``recorded_settings`` reads the settings of a run record or a trial.

@@ -35,8 +35,8 @@ class TracedCompiler:
     redraws_dropout: bool
     """True if compiled code keeps the seed of dropout for backward, not its mask."""
     checkpoint: str
-    """Where layers find the function that checkpoints activations, as ``mock.patch``
-    has it; within compiled code nothing is checkpointed by it."""
+    """Full name of the function with which layers checkpoint activations; within
+    compiled code, it is replaced by a plain call."""
     graphs: Graphs = field(default_factory=dict)
     """Graphs so far, which equivalent functions share. Calls add to it."""
 
