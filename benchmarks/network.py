@@ -266,7 +266,8 @@ def _predictions(
                 f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of"
                 f" {rounds}\n"
             )
-        fit = tuning.fits["between nodes"]
+        assert tuning.links is not None
+        fit = tuning.links.fits["between nodes"]
         rows = []
         for kept, (micro_batches, sync) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []

@@ -1,7 +1,8 @@
 """An imitation of the paper's public trainer (arXiv 2509.05258).
 
 It has BERT's mathematics and is written from a description, so that losses can be
-compared with ours; ``benchmarks.paper_recipe`` follows the public trainer.
+compared with ours; ``autotune.subjects.mlm.jobs.paper_model`` follows the
+public trainer.
 
 * Padding and precision: fp32; every sample is padded to the full sequence length.
 * Model: attention head by head with a matrix of weights in memory, positions embedded

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import BertConfig
 
+from autotune.subjects.mlm.jobs.samples import Samples, collator
 from benchmarks.paper import PaperModel
-from benchmarks.samples import Samples, collator
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.optimizer import learning_rate
@@ -57,6 +57,11 @@ class Match:
     def samples(self) -> Samples:
         """Return the training split as other trainers take it."""
         return Samples(self.dataset, self.config.seq_length_tokens)
+
+    def collator(self, padded_to: int | None = None) -> Any:
+        """Return transformers' collator, which pads to a multiple of tokens if any."""
+        manifest = self.dataset.manifest
+        return collator(manifest.vocab_size, manifest.special_ids, padded_to)
 
     def bert_config(self) -> BertConfig:
         """Return the shape as transformers' config, for the dataset's vocabulary."""
@@ -303,7 +308,7 @@ class HuggingFace(Contender):
                 model=self.model,
                 args=arguments,
                 train_dataset=rows,
-                data_collator=collator(self.match.data_dir),
+                data_collator=self.match.collator(),
                 callbacks=[Baton()],
             ).train()
 
@@ -323,7 +328,7 @@ def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
 
     They are padded to the longest sample by default.
     """
-    collate = collator(match.data_dir, padded_to)
+    collate = match.collator(padded_to)
     loader: Any = torch.utils.data.DataLoader(
         match.samples(),
         batch_size=match.config.micro_batch_size,

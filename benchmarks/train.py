@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.tables import text_table
-from autotune.baseline.decide import recipes as decide
+from autotune.subjects.mlm.baselines.recipes import padded, untuned
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_learnable_corpus
 
@@ -306,8 +306,8 @@ def recipes(match: Any) -> list[Any]:
     They have the settings of the paper's trainer and of transformers'.
     """
     recipes = (
-        decide.paper(match.config, 1, max_workers=0, limit=""),
-        decide.hf_trainer(match.config, 1),
+        padded(match.config, 1, max_workers=0, limit=""),
+        untuned(match.config, 1),
     )
     samples = {
         "global_batch_tokens": None,

@@ -28,10 +28,14 @@ from transformers import (
     TrainingArguments,
 )
 
+from autotune.subjects.mlm.baselines.comparison import (
+    PAPER_MICRO_BATCH_SIZE,
+    PAPER_WORKERS,
+)
+from autotune.subjects.mlm.jobs.paper_model import RecipeModel, RecipeStep
+from autotune.subjects.mlm.jobs.samples import Samples, collator
 from autotune.trials.decide.plausibility import least_flops_per_token
 from benchmarks.gpu.step_settings import step_config
-from benchmarks.paper_recipe import BATCH, WORKERS, RecipeModel, RecipeStep
-from benchmarks.samples import Samples, collator
 from trainer.data.dataset import TokenDataset
 from trainer.formats.presets import model_settings
 from trainer.model.encoder_config import build_config
@@ -107,6 +111,11 @@ class Workload:
     def samples(self) -> Any:
         """The training split as other trainers take it."""
         return Samples(self.dataset, self.seq_length_tokens)
+
+    def collator(self, padded_to: int | None) -> Any:
+        """Return transformers' collator, which pads to a multiple of tokens if any."""
+        manifest = self.dataset.manifest
+        return collator(manifest.vocab_size, manifest.special_ids, padded_to)
 
     def size(self, batch: int) -> int:
         """Return the samples of a batch."""
@@ -257,7 +266,7 @@ def _train(setup: TrainerSetup, work: Workload, batch: int) -> dict[str, Any]:
             model=_bert(work),
             args=_arguments(setup, work, batch, place),
             train_dataset=work.samples,
-            data_collator=collator(work.data, padded_to),
+            data_collator=work.collator(padded_to),
             callbacks=[Timing()],
         )
         trainer.train()
@@ -315,14 +324,14 @@ def measure_paper(work: Workload) -> dict[str, Any]:
     model = RecipeModel(shape, manifest.vocab_size, work.seq_length_tokens, first_word)
     step = RecipeStep(model.to(device), device)
     window = MeasuredSteps(work.seconds)
-    batch = work.size(BATCH)
+    batch = work.size(PAPER_MICRO_BATCH_SIZE)
     loader = torch.utils.data.DataLoader(
         work.samples,
         batch_size=batch,
         shuffle=True,
         drop_last=True,
-        collate_fn=collator(work.data, work.seq_length_tokens),
-        num_workers=WORKERS,
+        collate_fn=work.collator(work.seq_length_tokens),
+        num_workers=PAPER_WORKERS,
     )
     for collated in _endless(lambda: iter(loader)):
         window.tokens.append(collated["attention_mask"].sum())

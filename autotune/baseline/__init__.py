@@ -1,7 +1,7 @@
 """Comparison with untuned settings, and the cost of tuning (`baseline`).
 
-``stage.compare_recipes`` compares the tuned settings with transformers' defaults and
-with the paper's trainer (``decide.recipes``), in windows of training that ``measure``
-runs. ``dataset_recipes`` gives all of them the same global batch on a dataset.
+``stage`` compares the tuned settings of a profile with untuned ones, or with those of
+other profiles, in windows of training that ``measure`` runs. ``sides`` has what is
+compared: contenders, each a subject with its settings on this machine.
 ``decide.pay_back`` tells after how much training a tuning has paid for itself.
 """

@@ -1,10 +1,11 @@
 """``autotune baseline``: the speedup of tuning, measured in windows of training.
 
-Some windows are trained as tuned and with both baselines, and the speedup is written
-into the profile.
+Some windows are trained with the tuned settings and with untuned ones, in turn, and the
+speedup is written into the profile; or the profile is compared with others.
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,19 @@ def baseline(
     context: typer.Context,
     *,
     sweep: SweepOptions,
+    against: Annotated[
+        list[Path] | None,
+        option(
+            "OTHER.toml", "Compare with another profile, of any trainer; repeatable."
+        ),
+    ] = None,
+    untuned: Annotated[
+        list[str] | None,
+        option(
+            "NAME=VALUE",
+            "Your setting before tuning. Default: that of your function; repeatable.",
+        ),
+    ] = None,
     window_s: Window = WINDOW_S,
     rounds: Annotated[
         int,
@@ -34,33 +48,56 @@ def baseline(
 ) -> None:
     """Measure the speedup over untuned settings.
 
-    Compares the tuned settings with defaults and the paper baseline in interleaved
-    windows; three rounds at least.
+    Compares the tuned settings with those before tuning in interleaved windows, three
+    rounds at least: of your own code, with the defaults of your functions or their
+    library; of the bundled trainer, also with HF Trainer and the paper's trainer.
+    --against compares the profile with others instead.
     """
     from autotune.base.answer_json import answer_json
-    from autotune.baseline.sections import baseline_text
-    from autotune.baseline.stage import compare_recipes
+    from autotune.baseline.sections import baseline_text, comparison_text
+    from autotune.baseline.stage import open_bench_of
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
-    from autotune.profiles.store import read_trainer_profile
+    from autotune.profiles.store import read_profile
+    from autotune.subjects.requested import assignments
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.trials.session import open_session
 
-    stored = read_trainer_profile(sweep.profile, "baseline")
-    require_local_probe(stored)
-    train = stored.profile.train
+    before = assignments("--untuned", untuned or ())
+    stored = read_profile(sweep.profile)
+    others = [read_profile(path) for path in against or ()]
+    for profile in (stored, *others):
+        if profile.profile.has_train:
+            require_local_probe(profile)
     request = sweep_request(sweep, stored, job.reports, time_limit_s, window_s=window_s)
+    subject = stored.profile.subject
     purpose = (
-        f"Measures the speedup of the tuned {train.model.name}, and writes it into"
+        f"Measures the speedup of the tuned {subject.name}, and writes it into"
         f" {stored.path}."
     )
+    if others:
+        names = ", ".join(str(other.path) for other in others)
+        purpose = f"Compares {stored.path} with {names}."
     if job.submitted_or_rejected(
         context, profile_job("baseline", purpose, stored, request)
     ):
         return
-    sys.stderr.write(sweep_time_text("baseline", train.device, window_s, time_limit_s))
-    with open_session(train.device, request.data) as bench:
-        comparison = compare_recipes(bench, stored, request, rounds=rounds)
+    device = stored.profile.fingerprint.device
+    sys.stderr.write(sweep_time_text("baseline", device, window_s, time_limit_s))
+    if others:
+        from autotune.baseline.stage import compare_profiles
+
+        with open_bench_of(stored, request, beside_others=True) as bench:
+            comparison = compare_profiles(
+                bench, stored, others, request, data=sweep.data, rounds=rounds
+            )
+        print(answer_json(comparison) if job.as_json else comparison_text(comparison))
+        return
+    from autotune.baseline.stage import compare_recipes
+
+    with open_bench_of(stored, request, beside_others=False) as bench:
+        comparison = compare_recipes(
+            bench, stored, request, rounds=rounds, untuned=before
+        )
     if job.as_json:
         print(answer_json(comparison))
     else:

@@ -1,13 +1,13 @@
-"""Compare the tuned settings with both baselines, in interleaved windows of training.
+"""Compare tuned settings with baselines, in interleaved windows of training.
 
-A window has at most four micro-batches per optimizer step. So a recipe with small
-micro-batches, such as transformers', has more optimizer steps and gradient
-synchronisations per token in a window than in training.
+A window of the bundled trainer has at most four micro-batches per optimizer step. So a
+recipe with small micro-batches has more optimizer steps and gradient synchronisations
+per token in a window than in training.
 
-Rates are in non-padding tokens: all tokens of a window times the dataset's average
-share of non-padding tokens, so that the samples of a short window add no noise. If a
-recipe trims micro-batches to their longest sample, that average is not known, and the
-non-padding tokens of the window itself count.
+Rates of the bundled trainer are in non-padding tokens: all tokens of a window times the
+dataset's average share of non-padding tokens, so that the samples of a short window add
+no noise. If that average is not known, the non-padding units of the window itself
+count.
 """
 
 import statistics
@@ -16,16 +16,15 @@ from dataclasses import dataclass, field, replace
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes
 from autotune.base.window_statistics import MIN_WINDOWS, estimate_windows, paired_ratio
-from autotune.baseline.decide.recipes import TUNED, Recipe, differences, is_precise
-from autotune.errors import OutOfTime
-from autotune.evidence.baseline import BaselineEvidence, RecipeName, RecipeRow
-from autotune.memory.size_probe import step_fields
-from autotune.memory.values import StepRequest
-from autotune.subjects.mlm.memory.probe import FIT_STEPS
-from autotune.subjects.mlm.subject import MlmSubject
-from autotune.subjects.mlm.workers.windows import training_trial
+from autotune.baseline.contender import Contender
+from autotune.baseline.decide.common_unit import common_unit
+from autotune.baseline.decide.precision import is_precise
+from autotune.errors import BadInput, OutOfTime
+from autotune.evidence.baseline import TUNED, BaselineEvidence, BaselineRow
+from autotune.subjects.decide import error_line, window_failure
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import (
+    Crashed,
     HostOutOfMemory,
     Measured,
     Outcome,
@@ -33,50 +32,43 @@ from autotune.trials.outcomes import (
     describe,
 )
 from autotune.trials.rounds import Rounds
-from autotune.trials.values import Trial
-from autotune.workers.windows import SubjectWindows
-from trainer.formats.manifest import Manifest
-from trainer.formats.train_config import TrainConfig
+from autotune.trials.sweep_request import SweepRequest
 
-RoundFigures = dict[RecipeName, WindowFigures]
-"""Figures of one round's windows, without those of recipes that failed."""
+RoundFigures = dict[str, WindowFigures]
+"""Figures of one round's windows, without those of contenders that failed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BaselineRunner:
-    """Measurement of recipes in rounds of windows, until their speedups are precise."""
+    """Measurement of contenders in rounds of windows, until speedups are precise."""
 
-    training: SubjectWindows[MlmSubject]
-    """Request, tuned configuration and limits of all windows."""
-    recipes: dict[RecipeName, Recipe]
-    """Recipes that are compared, the tuned one first. A baseline that does not fit is
-    replaced by one with a smaller micro-batch."""
-    non_padding_shares: dict[RecipeName, float | None]
-    """``non_padding_share`` of each recipe."""
+    contenders: dict[str, Contender]
+    """What is compared, the tuned settings first. A baseline that does not fit is
+    replaced by one of a smaller size."""
+    request: SweepRequest
+    """Length of the windows, and their time budget."""
+    local_ranks: int
+    """Ranks of all windows."""
     max_rounds: int
     """Maximum number of rounds."""
-    memory_budget_bytes: int
-    """Memory budget of the profile, under which micro-batches must fit."""
-    gradient_accumulation_steps: int
-    """Gradient accumulation steps in the check that a micro-batch fits, as the profile
-    was probed."""
-    manifest: Manifest
-    """Manifest of the dataset."""
-    device_used_before_bytes: list[int] | None = None
-    """Bytes in use on each GPU before this program started, by NVML; None on a CPU or
-    if unknown."""
+    memory_budget_bytes: int | None
+    """Memory budget of the profile, under which sizes must fit; None if it has none, so
+    that nothing is checked."""
     windows: Rounds
     """Measurement of the windows, with their time."""
-    failures: dict[RecipeName, str] = field(default_factory=dict)
-    """Reason for the failure of each recipe that failed. Later rounds leave it out."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reason for the failure of each contender that failed. Later rounds leave it
+    out."""
     rounds: list[RoundFigures] = field(default_factory=list)
     """Figures of the rounds so far."""
 
     def run(self) -> BaselineEvidence:
-        """Measure the recipes that fit until their speedups are precise.
+        """Measure the contenders that fit until the speedups are precise.
 
         Raises:
             Undecided: If the tuned settings fail.
+            BadInput: If your code fails with the tuned settings, or the contenders
+                count in different units.
             OutOfTime: If there is no time for three rounds.
         """
         for name in self._remaining_baselines():
@@ -90,19 +82,25 @@ class BaselineRunner:
             if len(self.rounds) < MIN_WINDOWS:
                 raise
         return BaselineEvidence(
-            rows=[self._row(name) for name in reversed(self.recipes)],
-            local_ranks=self.training.limits.local_ranks,
-            window_s=self.training.request.window_s,
+            rows=[self._row(name) for name in reversed(self.contenders)],
+            unit=self._unit(),
+            counted_by_size=any(
+                self.contenders[name].counts_by_size(window)
+                for name in self.contenders
+                for window in self._windows_of(name)[:1]
+            ),
+            local_ranks=self.local_ranks,
+            window_s=self.request.window_s,
             windows=sum(len(figures) for figures in self.rounds),
             seconds=round(self.windows.runner.seconds, 3),
         )
 
-    def _remaining(self) -> list[RecipeName]:
-        """Return the recipes that have not failed."""
-        return [name for name in self.recipes if name not in self.failures]
+    def _remaining(self) -> list[str]:
+        """Return the contenders that have not failed."""
+        return [name for name in self.contenders if name not in self.failures]
 
-    def _remaining_baselines(self) -> list[RecipeName]:
-        """Return the recipes that have not failed, except for the tuned one."""
+    def _remaining_baselines(self) -> list[str]:
+        """Return the contenders that have not failed, except for the tuned one."""
         return [name for name in self._remaining() if name != TUNED]
 
     def _needs_another_round(self) -> bool:
@@ -115,7 +113,7 @@ class BaselineRunner:
             return False
         if rounds < MIN_WINDOWS:
             return True
-        has_time = self.windows.runner.seconds < self.training.request.budget_s
+        has_time = self.windows.runner.seconds < self.request.budget_s
         return has_time and not self._is_precise()
 
     def _is_precise(self) -> bool:
@@ -129,152 +127,155 @@ class BaselineRunner:
         )
         return speedups_are_precise and rates_have_bounds
 
-    def _make_fit(self, name: RecipeName) -> None:
-        """Halve a recipe's micro-batch until it fits the memory budget of the profile.
+    def _make_fit(self, name: str) -> None:
+        """Halve a baseline's size until it fits the memory budget of the profile.
 
-        If not even one sequence fits, or if the check itself fails, the reason is
-        recorded in ``failures``.
+        If not even one fits, or if the check itself fails, the reason is recorded in
+        ``failures``.
         """
         while True:
-            recipe = self.recipes[name]
-            size = recipe.config.micro_batch_size
-            outcome = self.windows.measure_window(
-                self._fit_trial(recipe.config),
-                f"{name}: check that micro-batch {size} fits",
-            )
+            contender = self.contenders[name]
+            baseline = contender.baseline
+            size, budget_bytes = baseline.size, self.memory_budget_bytes
+            if baseline.fit_choice is None or size is None or budget_bytes is None:
+                return
+            noun = baseline.subject.size.name.replace("_size", "").replace("_", "-")
+            try:
+                outcome = self.windows.measure_window(
+                    contender.fit_trial(budget_bytes),
+                    f"{name}: check that {noun} {size} fits",
+                )
+            except BadInput as error:
+                self.failures[name] = error.message
+                return
             if isinstance(outcome, Measured):
                 return
             if not isinstance(outcome, OutOfMemory | HostOutOfMemory):
-                self.failures[name] = f"{describe(outcome)} with micro-batch {size}"
+                self.failures[name] = f"{_why(outcome)} with {noun} {size}"
                 return
             if size == 1:
-                self.failures[name] = f"{describe(outcome)} even with one sequence"
+                one = baseline.subject.size.noun or noun
+                self.failures[name] = f"{describe(outcome)} even with one {one}"
                 return
-            self.recipes[name] = self._with_half_micro_batch(recipe)
-
-    def _fit_trial(self, config: TrainConfig) -> Trial:
-        """Return a trial of full sequences under the memory budget, as in the probe."""
-        ranks = self.training.limits.local_ranks
-        subject = MlmSubject(
-            config=config.model_copy(
-                update={"global_batch_tokens": None, "global_batch_samples": None}
-            ),
-            vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids,
-            local_ranks=ranks,
-        )
-        choice = {
-            "micro_batch_size": config.micro_batch_size,
-            "micro_batches": self.gradient_accumulation_steps,
-        }
-        request = StepRequest(
-            **step_fields(
-                subject, choice, FIT_STEPS, device=config.device, local_ranks=ranks
-            ),
-            memory_budget_bytes=self.memory_budget_bytes,
-        )
-        timeout_s = self.training.request.trial_timeout_s
-        return request.trial(
-            timeout_s=timeout_s,
-            limit_s=timeout_s,
-            device_used_before_bytes=self.device_used_before_bytes,
-        )
-
-    def _with_half_micro_batch(self, recipe: Recipe) -> Recipe:
-        """Return a recipe with half its micro-batch size, and the reason for it."""
-        size = recipe.config.micro_batch_size
-        reason = f"{size} does not fit {format_bytes(self.memory_budget_bytes)}"
-        return replace(
-            recipe,
-            config=recipe.config.model_copy(update={"micro_batch_size": size // 2}),
-            because={**recipe.because, "micro_batch_size": reason},
-        )
+            reason = f"{size} does not fit {format_bytes(budget_bytes)}"
+            self.contenders[name] = replace(
+                contender, baseline=baseline.with_size(size // 2, reason)
+            )
 
     def _measure_round(self) -> None:
-        """Measure a window of each remaining recipe; those that fail drop out."""
+        """Measure a window of each remaining contender; those that fail drop out."""
         number = len(self.rounds)
         names = self._remaining()
-        trials = {}
-        for name in names:
-            # On a CPU, one padded step of four micro-batches is long enough.
-            trial = training_trial(
-                self.training, self.recipes[name].config, number, names, min_steps=1
+        trials = {
+            name: (
+                self.contenders[name].trial(number, names),
+                f"{name}, round {number + 1}",
             )
-            trials[name] = (trial, f"{name}, round {number + 1}")
-        outcomes = self.windows.measure_round(number, trials, self._check_tuned)
+            for name in names
+        }
+        outcomes = self.windows.measure_round(
+            number, trials, self._check_tuned, self._reject
+        )
         figures: RoundFigures = {}
         for name, outcome in outcomes.items():
             if isinstance(outcome, Measured):
                 figures[name] = WindowFigures.of(outcome)
             else:
-                self.failures[name] = f"{describe(outcome)} in round {number + 1}"
+                self.failures[name] = f"{_why(outcome)} in round {number + 1}"
         self.rounds.append(figures)
+        # Before further rounds, as different units cannot be compared.
+        self._unit()
 
-    def _check_tuned(self, name: RecipeName, outcome: Outcome, seconds: float) -> None:
+    def _check_tuned(self, name: str, outcome: Outcome, seconds: float) -> None:
         """Check that a window has figures if it is one of the tuned settings.
 
         Args:
-            name: Recipe of the window.
+            name: Contender of the window.
             outcome: Outcome of the window.
             seconds: Time of the window, which ``Rounds`` passes. It is ignored.
 
         Raises:
-            Undecided: If a window of the tuned settings failed.
+            AutotuneError: If your code failed, as ``window_failure`` says.
+            Undecided: If a window of the tuned settings failed for another reason.
         """
-        if name == TUNED:
-            self.windows.runner.require_measured(
-                "a window of the tuned settings", outcome
-            )
+        if name != TUNED:
+            return
+        functions = self.contenders[name].baseline.subject.code().values()
+        label = self.windows.runner.finished[-1].label
+        failure = window_failure(tuple(functions), label, outcome)
+        if failure is not None:
+            raise failure
+        self.windows.runner.require_measured("a window of the tuned settings", outcome)
 
-    def _windows_of(self, name: RecipeName) -> list[WindowFigures]:
-        """Return the figures of a recipe's windows so far."""
+    def _reject(self, name: str, error: BadInput) -> None:
+        """Record that a baseline cannot be measured; raise the error of tuned ones."""
+        if name == TUNED:
+            raise error
+        self.failures[name] = error.message
+
+    def _unit(self) -> str:
+        """Return the unit in which all contenders that ran are compared.
+
+        Raises:
+            BadInput: If they have none in common.
+        """
+        first_windows: dict[str, WindowFigures] = {}
+        for figures in reversed(self.rounds):
+            first_windows |= figures
+        return common_unit(
+            {
+                name: self.contenders[name].rates(first_windows[name])
+                for name in self.contenders
+                if name in first_windows
+            }
+        )
+
+    def _windows_of(self, name: str) -> list[WindowFigures]:
+        """Return the figures of a contender's windows so far."""
         return [figures[name] for figures in self.rounds if name in figures]
 
-    def _rates(self, name: RecipeName) -> list[float]:
-        """Return the non-padding tokens/s of a recipe's windows."""
+    def _rates(self, name: str) -> list[float]:
+        """Return the units/s of a contender's windows."""
+        unit = self._unit()
         windows = self._windows_of(name)
-        return [self._rate(name, window) for window in windows]
+        return [self.contenders[name].rates(window)[unit] for window in windows]
 
-    def _rate(self, name: RecipeName, window: WindowFigures) -> float:
-        """Return the non-padding tokens/s of one of a recipe's windows."""
-        share = self.non_padding_shares[name]
-        if share is None:
-            return window.units_per_s
-        return share * window.padded_units_per_s
-
-    def _speedup(self, name: RecipeName) -> Interval:
-        """Return the tuned settings' speedup over a recipe that was measured."""
+    def _speedup(self, name: str) -> Interval:
+        """Return the tuned settings' speedup over a contender that was measured."""
+        unit = self._unit()
         # Windows of the same round only, as the machine may change between rounds.
         pairs = [
-            (self._rate(TUNED, figures[TUNED]), self._rate(name, figures[name]))
+            (
+                self.contenders[TUNED].rates(figures[TUNED])[unit],
+                self.contenders[name].rates(figures[name])[unit],
+            )
             for figures in self.rounds
             if name in figures
         ]
         return paired_ratio(pairs, confidence=SHOWN_CONFIDENCE)
 
-    def _row(self, name: RecipeName) -> RecipeRow:
-        """Return a recipe's row of the evidence."""
-        differences_from_tuned = differences(
-            self.recipes[name],
-            self.training.subject.config,
-            self.training.limits.local_ranks,
-        )
+    def _row(self, name: str) -> BaselineRow:
+        """Return a contender's row of the evidence."""
+        baseline = self.contenders[name].baseline
+        subject = f"{baseline.subject.kind}: {baseline.subject.words}"
         windows = self._windows_of(name)
         if not windows:
-            return RecipeRow(
+            return BaselineRow(
                 name=name,
-                differences=differences_from_tuned,
-                tokens_per_s=[],
+                subject=subject,
+                differences=list(baseline.differences),
+                units_per_s=[],
                 outcome=self.failures[name],
             )
         speedup = self._speedup(name)
         if name == TUNED:
             # The tuned settings have no noise against themselves.
             speedup = Interval(value=speedup.value)
-        return RecipeRow(
+        return BaselineRow(
             name=name,
-            differences=differences_from_tuned,
-            tokens_per_s=self._rates(name),
+            subject=subject,
+            differences=list(baseline.differences),
+            units_per_s=self._rates(name),
             speedup=speedup.value,
             speedup_low=speedup.low,
             speedup_high=speedup.high,
@@ -283,3 +284,10 @@ class BaselineRunner:
             ),
             outcome=self.failures.get(name, "ran"),
         )
+
+
+def _why(outcome: Outcome) -> str:
+    """Return an outcome in words; of a crash, with its exception."""
+    if isinstance(outcome, Crashed) and outcome.detail.strip():
+        return f"{describe(outcome)} ({error_line(outcome.detail)})"
+    return describe(outcome)

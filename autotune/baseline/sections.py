@@ -1,4 +1,4 @@
-"""Report sections on the speedup over other recipes."""
+"""Sections on the speedup over untuned settings and other subjects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,12 @@ from autotune.base.wording import (
     format_windows,
     plural,
 )
-from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.evidence.baseline import (
+    TUNED,
+    BaselineEvidence,
+    BaselineRow,
+    SettingDifference,
+)
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.profiles.reported_profile import ReportedProfile
 
@@ -28,15 +33,26 @@ def baseline_text(baseline: BaselineEvidence, profile: Path) -> str:
     return console_text((*_comparison(baseline), doc.Pairs(pairs=pairs)))
 
 
+def comparison_text(baseline: BaselineEvidence) -> str:
+    """Return a comparison with other profiles, for the console."""
+    pairs = (
+        ("written", ("nothing: the result depends on the other profiles",)),
+        ("next", ("train with the faster one: autotune train PROFILE",)),
+    )
+    return console_text((*_comparison(baseline), doc.Pairs(pairs=pairs)))
+
+
 def baseline_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the comparison with both baselines, or the command that measures it."""
+    """Return the comparison with untuned settings, or the command that measures it."""
     baseline = reported.profile.evidence.baseline
     if baseline is None:
         commands = (
             *missing_probe_commands(reported.profile, reported.path),
             f"autotune baseline {reported.quoted}",
         )
-        return (doc.Missing(subject="Speedup over the baselines", commands=commands),)
+        return (
+            doc.Missing(subject="Speedup over untuned settings", commands=commands),
+        )
     return _comparison(baseline)
 
 
@@ -44,26 +60,26 @@ def gains(baseline: BaselineEvidence) -> list[str]:
     """Return a line for each baseline, with the speedup of the tuned settings."""
     lines = []
     for row in baseline.rows:
-        if row.name == "tuned":
+        if row.name == TUNED:
             continue
         speedup = row.bounded_speedup
         if speedup is None:
             gain = f"n/a ({row.outcome})"
         else:
             gain = f"{format_windows(speedup, format_ratio)} times as fast"
-        lines.append(f"tuned vs {row.name}: {gain}")
+        lines.append(f"tuned vs {row.words}: {gain}")
     return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TableRow:
-    """A recipe in the table and the chart."""
+    """A row in the table and the chart."""
 
-    recipe: RecipeRow
+    row: BaselineRow
     rate: Interval | None
-    """Non-padding tokens/s; None if the recipe did not run."""
+    """Units/s; None if the subject did not run."""
     speedup: Interval | None
-    """Speedup of the tuned settings; None for these, or if the recipe did not run."""
+    """Speedup of the tuned settings; None for these, or if the subject did not run."""
 
     @property
     def rate_text(self) -> str | None:
@@ -89,42 +105,44 @@ def _bounds(figure: Interval | None, form: Callable[[float], str]) -> str | None
 
 def _comparison(baseline: BaselineEvidence) -> tuple[doc.Block, ...]:
     """Return the speedups, the chart or table of rates, the method and differences."""
-    rows = [_table_row(recipe) for recipe in baseline.rows]
-    differences = [_differences(row) for row in baseline.rows if row.name != "tuned"]
+    rows = [_table_row(row) for row in baseline.rows]
+    differences = [_differences(row) for row in baseline.rows if row.name != TUNED]
     return (
         doc.bulleted(gains(baseline)),
-        _rates(rows),
+        _rates(rows, baseline),
         doc.paragraph(_method(baseline)),
         doc.Bullets(items=tuple(differences)),
     )
 
 
-def _table_row(recipe: RecipeRow) -> _TableRow:
-    """Return a recipe with its rate and its speedup, and the bounds of both."""
+def _table_row(row: BaselineRow) -> _TableRow:
+    """Return a row with its rate and its speedup, and the bounds of both."""
     rate = None
-    if recipe.tokens_per_s:
-        rate = estimate_windows(recipe.tokens_per_s).interval()
-    speedup = None if recipe.name == "tuned" else recipe.bounded_speedup
-    return _TableRow(recipe=recipe, rate=rate, speedup=speedup)
+    if row.units_per_s:
+        rate = estimate_windows(row.units_per_s).interval()
+    speedup = None if row.name == TUNED else row.bounded_speedup
+    return _TableRow(row=row, rate=rate, speedup=speedup)
 
 
-def _rates(rows: Sequence[_TableRow]) -> doc.Table | doc.Chart:
+def _rates(
+    rows: Sequence[_TableRow], baseline: BaselineEvidence
+) -> doc.Table | doc.Chart:
     """Return a chart of the rates with its table; without bounds, the table alone."""
     table = doc.table_of(
         "Data table",
         rows,
-        ("settings", "l", lambda row: row.recipe.name),
-        ("tokens/s", "r", lambda row: row.rate_text),
+        ("settings", "l", lambda row: row.row.words),
+        (f"{baseline.unit}/s", "r", lambda row: row.rate_text),
         ("95 % CI", "r", lambda row: row.rate_bounds),
         ("speedup of tuned", "r", lambda row: row.speedup_text),
         ("95 % CI", "r", lambda row: row.speedup_bounds),
-        ("data wait", "r", lambda row: format_share(row.recipe.data_wait_share)),
-        ("windows", "r", lambda row: str(len(row.recipe.tokens_per_s))),
-        ("outcome", "l", lambda row: row.recipe.outcome),
+        ("data wait", "r", lambda row: format_share(row.row.data_wait_share)),
+        ("windows", "r", lambda row: str(len(row.row.units_per_s))),
+        ("outcome", "l", lambda row: row.row.outcome),
     )
     bars = [
         doc.Bar(
-            label=row.recipe.name,
+            label=row.row.words,
             value=row.rate.value,
             low=row.rate.low,
             high=row.rate.high,
@@ -136,15 +154,32 @@ def _rates(rows: Sequence[_TableRow]) -> doc.Table | doc.Chart:
     if not bars:
         return table
     rates = ", ".join(f"{bar.label} {bar.value_text}" for bar in bars)
+    words = _unit_words(baseline)
     return doc.Chart(
-        title="Non-padding tokens/s before and after tuning",
-        description=f"Non-padding tokens/s: {rates}. Thin bars: 95 % CI.",
+        title=f"{words[0].upper()}{words[1:]}/s before and after tuning",
+        description=f"{words[0].upper()}{words[1:]}/s: {rates}. Thin bars: 95 % CI.",
         drawing=doc.BarChart(
-            axis=doc.Axis(label="non-padding tokens/s", unit="count"),
+            axis=doc.Axis(label=f"{words}/s", unit="count"),
             bars=tuple(bars),
         ),
         table=table,
     )
+
+
+def _unit_words(baseline: BaselineEvidence) -> str:
+    """Return the unit of a comparison in words."""
+    if baseline.unit == "tokens" and not baseline.counted_by_size:
+        return "non-padding tokens"
+    return baseline.unit
+
+
+def _counted(baseline: BaselineEvidence) -> str:
+    """Return how units were counted, in words that follow ``tokens/s``."""
+    if baseline.counted_by_size:
+        return " of your code are counted by its size, padding included"
+    if baseline.unit == "tokens":
+        return " excludes padding"
+    return " are those that the loader or the step counts"
 
 
 def _method(baseline: BaselineEvidence) -> str:
@@ -153,15 +188,15 @@ def _method(baseline: BaselineEvidence) -> str:
         f"{plural(baseline.windows, 'interleaved window')} of at least"
         f" {format_seconds(baseline.window_s)} on"
         f" {plural(baseline.local_ranks, 'rank')}, {format_seconds(baseline.seconds)}"
-        " in total; speedups compare windows of the same round. tokens/s excludes"
-        " padding. Model, data, sequence length and global batch are the same."
+        " in total; speedups compare windows of the same round."
+        f" {baseline.unit}/s{_counted(baseline)}."
     )
 
 
-def _differences(recipe: RecipeRow) -> doc.Words:
-    """Return the name of a recipe and its differences from the tuned settings."""
-    differences = "; ".join(map(_difference, recipe.differences))
-    return (doc.Strong(text=recipe.name), f": {differences or 'same as tuned'}")
+def _differences(row: BaselineRow) -> doc.Words:
+    """Return a row, its subject and its differences from the tuned settings."""
+    parts = [row.subject, *map(_difference, row.differences)]
+    return (doc.Strong(text=row.words), f": {'; '.join(parts)}")
 
 
 def _difference(difference: SettingDifference) -> str:

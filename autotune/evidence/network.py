@@ -290,6 +290,58 @@ class ScalingRow(GradientSyncSplit):
     measured: bool
 
 
+GradientBytesFrom = Literal["optimizers", "parameters", "not known"]
+"""Origin of the size of gradients: what torch's optimizers hold after a step, or the
+probe's parameters in fp32."""
+
+
+class StepOnRanks(StrictTable):
+    """A step on one rank and on all ranks: the cost of synchronisation from outside.
+
+    Each rank keeps its size, so that all ranks together do more.
+    """
+
+    size: PositiveInt
+    """Value of the searched argument, on each rank."""
+    unit: str
+    """Unit of throughput, as a plural."""
+    units_per_step: PositiveFloat
+    """Units of a step on one rank."""
+    one_rank_step_s: list[PositiveFloat]
+    """Median step time of each round, on one rank."""
+    all_ranks_step_s: list[PositiveFloat]
+    """Median step time of each round, on all ranks, of the slowest."""
+    added_s: float
+    """Time that a step takes longer on all ranks: synchronisation that does not
+    overlap, waits for slower ranks, and whatever ranks share, such as CPU cores."""
+    efficiency: PositiveFloat
+    """Step time on one rank over that on all ranks, round by round."""
+    efficiency_low: NonNegativeFloat | None = None
+    """Lower 98 % confidence bound of the efficiency."""
+    efficiency_high: NonNegativeFloat | None = None
+    """Upper 98 % confidence bound of the efficiency."""
+    gradient_bytes: PositiveInt | None = None
+    """Size of all gradients; None if it is not known."""
+    gradient_bytes_from: GradientBytesFrom
+    """Origin of ``gradient_bytes``."""
+    all_reduce_s: NonNegativeFloat | None = None
+    """Predicted time of an all-reduce of all gradients over the measured links; None if
+    their size is not known."""
+
+
+class NodesRow(StrictTable):
+    """Predicted step of a subject on a number of nodes, with its size on each rank."""
+
+    nodes: PositiveInt
+    """Number of nodes."""
+    step_s: PositiveFloat
+    """Step time."""
+    units_per_s: PositiveFloat
+    """Units/s of all nodes."""
+    efficiency: PositiveFloat
+    """Step time on one rank over this one."""
+
+
 class NetworkEvidence(StrictTable):
     """Links between ranks, their cost in a step, and the number of useful nodes."""
 
@@ -311,10 +363,17 @@ class NetworkEvidence(StrictTable):
     speed."""
     matmul_flops_per_s: list[NonNegativeFloat]
     """Matmul FLOP/s of each rank while all ranks compute."""
-    default_micro_batch_size: PositiveInt
-    """Probed micro-batch size, used by the default."""
-    compute: ComputeEvidence
-    gradient_syncs: list[GradientSyncRow]
+    default_micro_batch_size: PositiveInt | None = None
+    """Probed micro-batch size, used by the default; None for code of yours."""
+    compute: ComputeEvidence | None = None
+    """Cost of a step without synchronisation; None for code of yours, whose
+    synchronisation cannot be switched off."""
+    gradient_syncs: list[GradientSyncRow] = Field(default_factory=list)
+    """Gradient synchronisations that were tried; empty for code of yours, which has its
+    own."""
+    on_ranks: StepOnRanks | None = None
+    """Cost of synchronisation of code of yours, from outside; None for the bundled
+    trainer."""
     scaling: list[ScalingRow] = Field(default_factory=list)
     useful_nodes: PositiveInt | None = None
     """Largest number of nodes that is at least 90 % efficient at this global batch;

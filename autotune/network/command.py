@@ -5,7 +5,7 @@ It measures links between ranks, and their cost in a step.
 
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,11 @@ from autotune.console.options import (
 )
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from autotune.network.scaling import Assumed
+    from autotune.profiles.store import StoredProfile
+    from autotune.trials.sweep_request import SweepRequest
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
 
@@ -64,9 +69,10 @@ def network(
 ) -> None:
     """Find the fastest gradient synchronisation.
 
-    Measures links and steps, and writes the fastest into the profile. --predict
-    predicts scaling at the same global batch; --bandwidth and --global-batch-tokens
-    require it.
+    Measures links and steps, and writes the fastest into the profile. Code of yours is
+    timed on one rank and on all (--ranks), which shows what synchronisation costs.
+    --predict predicts scaling at the same global batch; --bandwidth and
+    --global-batch-tokens require it.
     """
     from autotune.base.answer_json import answer_json
     from autotune.network.scaling import Assumed, known_of, ranks_of
@@ -74,7 +80,7 @@ def network(
     from autotune.network.stage import nodes_here, scale_profile, tune_network
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
-    from autotune.profiles.store import read_trainer_profile
+    from autotune.profiles.store import read_profile
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
 
@@ -88,7 +94,17 @@ def network(
                 f"{name} requires --predict",
                 next_step=f"Add --predict, or remove {name}",
             )
-    stored = read_trainer_profile(sweep.profile, "network")
+    stored = read_profile(sweep.profile)
+    if not stored.profile.has_train:
+        assumed = None
+        if bandwidth is not None:
+            assumed = Assumed(bits_per_s=bandwidth, latency_s=latency_s)
+        if predict:
+            _predict_own(sweep, stored, counts, assumed, job)
+            return
+        request = sweep_request(sweep, stored, job.reports, time_limit_s)
+        _measure_own(context, stored, request, counts, job)
+        return
     profile, model = stored.profile, stored.profile.train.model.name
     if predict:
         if not counts and job.slurm is not None:
@@ -156,6 +172,53 @@ def network(
     print(
         answer_json(measured) if job.as_json else network_text(measured, sweep.profile)
     )
+
+
+def _measure_own(
+    context: typer.Context,
+    stored: "StoredProfile",
+    request: "SweepRequest",
+    counts: list[int],
+    job: JobOptions,
+) -> None:
+    """Measure the links, and a step of yours on one rank and on all of them."""
+    from autotune.base.answer_json import answer_json
+    from autotune.network.sections import network_text
+    from autotune.network.stage import measure_own_network
+    from autotune.profiles.measuring_commands import profile_job
+
+    subject = stored.profile.subject
+    purpose = f"Measures {subject.words} on one rank and on several."
+    if job.submitted_or_rejected(
+        context, profile_job("network", purpose, stored, request)
+    ):
+        return
+    nodes = counts[0] if counts else 1
+    measured, _ = measure_own_network(stored, request, nodes)
+    print(answer_json(measured) if job.as_json else network_text(measured, stored.path))
+
+
+def _predict_own(
+    sweep: SweepOptions,
+    stored: "StoredProfile",
+    counts: list[int],
+    assumed: "Assumed | None",
+    job: JobOptions,
+) -> None:
+    """Print the predicted step of your code on more nodes."""
+    from autotune.base.answer_json import answer_json
+    from autotune.network.own_step import predict_own
+    from autotune.network.sections import own_scaling_text
+
+    counts = counts or _counts(DEFAULT_NODES, several=True)
+    scaled = predict_own(
+        stored,
+        counts,
+        None if assumed is None else assumed.link,
+        sweep.ranks,
+        "measured" if assumed is None else assumed.words,
+    )
+    print(answer_json(scaled) if job.as_json else own_scaling_text(scaled))
 
 
 def _counts(nodes: str | None, *, several: bool) -> list[int]:

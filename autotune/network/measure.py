@@ -18,13 +18,10 @@ from autotune.evidence.network import (
     ComputeEvidence,
     GradientSync,
     GradientSyncRow,
-    Link,
-    LinkEvidence,
     Network,
     RankCompute,
     ScalingRow,
 )
-from autotune.network.decide.link_fit import fit_link
 from autotune.network.decide.scaling_model import (
     Load,
     PredictedStep,
@@ -33,32 +30,25 @@ from autotune.network.decide.scaling_model import (
     predict,
 )
 from autotune.network.decide.step_model import (
-    all_reduce_factor,
     compute_of,
     computed_s,
     step_time,
 )
-from autotune.network.values import GradientSyncRequest, LinksRequest
+from autotune.network.link_measurement import MeasuredLinks, measure_links
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
+from autotune.subjects.mlm.gradient_sync import GradientSyncRequest
 from autotune.trials.decide.equal_loss import (
     CHECK_WARM_UP_STEPS,
     LOSS_STEPS,
     check_loss,
 )
-from autotune.trials.job_figures import GradientSyncFigures, LinkFigures
+from autotune.trials.job_figures import GradientSyncFigures
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial, TrialRequest
 from trainer.formats.train_config import GradientDtype, ParallelSettings, TrainConfig
 
-SIZES_BYTES = {
-    device: [2**exponent for exponent in range(12, end, 2)]
-    for device, end in (("cpu", 27), ("cuda", 29))
-}
-"""From 4 KiB to 64 MiB on CPUs, to 256 MiB on GPUs: NVLink and InfiniBand reach their
-bandwidth only beyond 64 MiB."""
-REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, SYNC_STEPS = 8, 6
 MOST_MICRO_BATCHES = 4
 """Limit of micro-batches in a measured step; the time of further ones is predicted."""
@@ -171,17 +161,13 @@ class NetworkTuning:
 
     request: NetworkRequest
     runner: TrialRunner
-    links: LinkFigures | None = None
-    fits: dict[str, LinkEvidence] = field(default_factory=dict)
-    """Fitted links by scope, if at least two members were measured."""
+    links: MeasuredLinks | None = None
     compute: ComputeEvidence | None = None
     tried: list[MeasuredGradientSync] = field(default_factory=list)
     """Candidates that were measured, the default first."""
     reading: Rounds = field(init=False)
     equal_loss: str | None = None
     slowdown_share: float = 0.0
-    all_reduce_factor: float = 1.0
-    trees: bool = False
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
@@ -206,43 +192,21 @@ class NetworkTuning:
 
     def measure_links(self) -> None:
         """Measure all-reduces and matmuls."""
-        sizes = SIZES_BYTES[self.request.config.device]
-        trial = self._asked(
-            LinksRequest, sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS
+        asked = self.request
+        self.links = measure_links(
+            self.reading,
+            asked.config.device,
+            nodes=asked.nodes,
+            ranks_per_node=asked.ranks_per_node,
+            timeout_s=asked.trial_timeout_s,
+            data_dir=asked.data_dir,
         )
-        outcome = self.reading.measure_window(trial, "links")
-        self.links = links = LinkFigures.of(
-            self.runner.require_measured("network links", outcome)
-        )
-        self.trees = trees = links.backend.startswith("nccl")
-        if links.within:
-            self.fits["within nodes"] = fit_link(
-                links.within, links.ranks_per_node, "within nodes", trees=trees
-            )
-        if links.between:
-            self.fits["between nodes"] = fit_link(
-                links.between, links.nodes, trees=trees
-            )
-        self.all_reduce_factor = all_reduce_factor(links.all, self.network())
-        self.slowdown_share = links.slowdown_share
+        self.slowdown_share = self.links.figures.slowdown_share
 
     def network(self) -> Network:
-        """Return the measured network.
-
-        On a single node, the link between nodes equals the one within.
-        """
-        fits = {scope: fit.link for scope, fit in self.fits.items()}
-        within = fits.get("within nodes")
-        return Network(
-            nodes=self.request.nodes,
-            ranks_per_node=self.request.ranks_per_node,
-            between=fits.get(
-                "between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)
-            ),
-            within=within,
-            trees=self.trees,
-            all_reduce_factor=self.all_reduce_factor,
-        )
+        """Return the measured network."""
+        assert self.links is not None
+        return self.links.network
 
     def measure_compute(self) -> None:
         """Measure steps without synchronisation.

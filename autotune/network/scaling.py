@@ -46,6 +46,14 @@ class Assumed:
     latency_s: float = ASSUMED_LATENCY_S
 
     @property
+    def words(self) -> str:
+        """The assumption in words."""
+        return (
+            f"assumed, {format_percent(ASSUMED_LINE_SHARE)} of"
+            f" {self.bits_per_s / 1e9:g} Gbit/s and {1e6 * self.latency_s:g} µs per hop"
+        )
+
+    @property
     def link(self) -> Link:
         """Assumed link between nodes."""
         return Link(
@@ -197,7 +205,7 @@ def ranks_of(profile: Profile) -> int:
 
 def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
     evidence = profile.evidence.network
-    if evidence is not None:
+    if evidence is not None and evidence.compute is not None:
         return (
             evidence.compute.of_rank,
             "compute: measured in steps without gradient synchronisation",
@@ -259,11 +267,7 @@ def links_of(
     factor, ends = 1.0, None
     if assumed is not None:
         between = assumed.link
-        source = (
-            f"links between nodes: assumed, {format_percent(ASSUMED_LINE_SHARE)} of"
-            f" {assumed.bits_per_s / 1e9:g} Gbit/s and {1e6 * assumed.latency_s:g} µs"
-            " per hop"
-        )
+        source = f"links between nodes: {assumed.words}"
     elif measured is not None and evidence is not None:
         between, ends = measured.link, measured.ends
         source = f"links between nodes: measured on {measured.members} nodes"
@@ -345,8 +349,9 @@ def evidence(tuning: NetworkTuning) -> NetworkEvidence:
 
     Scaling is to powers of two of nodes.
     """
-    links, between = tuning.links, tuning.fits.get("between nodes")
-    assert links is not None
+    assert tuning.links is not None
+    links, fits = tuning.links.figures, tuning.links.fits
+    between = fits.get("between nodes")
     assert tuning.compute is not None
     default, config, load = tuning.tried[0], tuning.request.config, tuning.load()
     more: dict[str, Any] = {name: getattr(links, name) for name in _AS_MEASURED}
@@ -366,8 +371,8 @@ def evidence(tuning: NetworkTuning) -> NetworkEvidence:
             "levers": [*scaling.levers],
         }
     return NetworkEvidence(
-        links=list(tuning.fits.values()),
-        all_reduce_factor=tuning.all_reduce_factor,
+        links=list(fits.values()),
+        all_reduce_factor=tuning.links.all_reduce_factor,
         warnings=link_warnings(links, None if between is None else between.bytes_per_s),
         matmul_flops_per_s=list(links.matmul_flops_per_s),
         default_micro_batch_size=config.micro_batch_size,

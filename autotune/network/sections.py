@@ -1,5 +1,6 @@
 """Sections on links, gradient synchronisation, and scaling to more nodes."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,7 +9,14 @@ from autotune.base.document import bulleted, facts_table, table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import format_bounds, format_bytes_per_s, plural
-from autotune.evidence.network import GradientSyncSplit, NetworkEvidence, ScalingRow
+from autotune.evidence.network import (
+    ComputeEvidence,
+    GradientSyncSplit,
+    NetworkEvidence,
+    ScalingRow,
+    StepOnRanks,
+)
+from autotune.network.decide.own_scaling import OwnScaling
 from autotune.network.decide.scaling_model import Scaling
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.profiles.reported_profile import ReportedProfile
@@ -16,11 +24,11 @@ from autotune.profiles.reported_profile import ReportedProfile
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """Return the evidence and the next command, for the console."""
-    predict, train = (
-        command("network", profile, predict=True),
-        command("train", profile, slurm=True),
-    )
-    pairs = (("profile", (str(profile),)), ("next", (f"{predict}, or {train}",)))
+    following = command("network", profile, predict=True, bandwidth="25Gbit")
+    if found.on_ranks is None:
+        predict = command("network", profile, predict=True)
+        following = f"{predict}, or {command('train', profile, slurm=True)}"
+    pairs = (("profile", (str(profile),)), ("next", (following,)))
     return console_text((*_measured(found, profile.stem), doc.Pairs(pairs=pairs)))
 
 
@@ -70,7 +78,7 @@ def network_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
         )
     unscaled = (
         ()
-        if found.scaling
+        if found.scaling or found.on_ranks is not None
         else (doc.Missing(subject="Scaling to more nodes", commands=(command,)),)
     )
     return (*unscaled, *_measured(found, one.name))
@@ -119,7 +127,11 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[doc.Block, ...]:
     )
     scaling = (_scaling(name, found.scaling),) if found.scaling else ()
     tables = tuple(table for table in (links, gradient_syncs) if table.rows)
-    return (*scaling, *tables, _compute(found), bulleted(network_lines(found)))
+    if found.compute is not None:
+        tables = (*tables, _compute(found.compute))
+    if found.on_ranks is not None:
+        tables = (*tables, _on_ranks(found.on_ranks, found.ranks_per_node))
+    return (*scaling, *tables, bulleted(network_lines(found)))
 
 
 def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
@@ -224,12 +236,51 @@ def _point(row: ScalingRow) -> doc.Point:
     return doc.Point(x=row.nodes, y=row.tokens_per_s, low=low, high=high)
 
 
-def _compute(found: NetworkEvidence) -> doc.Table:
+def own_scaling_text(scaled: OwnScaling) -> str:
+    """Return the prediction of more nodes for code of yours, for the console."""
+    table = table_of(
+        f"{scaled.name}, predicted",
+        scaled.rows,
+        ("nodes", "r", lambda row: str(row.nodes)),
+        ("step", "r", lambda row: format_seconds(row.step_s)),
+        (f"{scaled.unit}/s", "r", lambda row: format_count(row.units_per_s)),
+        ("efficiency", "r", lambda row: format_share(row.efficiency)),
+    )
+    return console_text((table, bulleted(scaled.sources)))
+
+
+def _on_ranks(steps: StepOnRanks, ranks: int) -> doc.Table:
+    """Return the table of a step on one rank and on all."""
+    one_s = statistics.median(steps.one_rank_step_s)
+    all_s = statistics.median(steps.all_ranks_step_s)
+    bounds = format_bounds(steps.efficiency_low, steps.efficiency_high, format_share)
+    size_of_gradients = "not known"
+    if steps.gradient_bytes is not None:
+        size_of_gradients = (
+            f"{format_bytes(steps.gradient_bytes)}, from {steps.gradient_bytes_from}"
+        )
+    rows: list[list[str | None]] = [
+        ["size on each rank", str(steps.size)],
+        ["step on one rank, measured", format_seconds(one_s)],
+        [f"step on {ranks} ranks, measured", format_seconds(all_s)],
+        ["added by more ranks, measured", format_seconds(max(0.0, steps.added_s))],
+        ["efficiency, measured", format_share(steps.efficiency)],
+        ["98 % CI", bounds],
+        [
+            f"{steps.unit}/s of all ranks",
+            format_count(ranks * steps.units_per_step / all_s),
+        ],
+        ["gradients", size_of_gradients],
+        ["all-reduce of them, predicted", format_seconds(steps.all_reduce_s)],
+    ]
+    return facts_table("Step on one rank and on all", rows)
+
+
+def _compute(compute: ComputeEvidence) -> doc.Table:
     """Return the table of a step without gradient synchronisation.
 
     Predictions are based on it.
     """
-    compute = found.compute
     rows: list[list[str | None]] = [
         ["micro-batch size", str(compute.micro_batch_size)],
         [
@@ -276,7 +327,7 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
         yield f"equal loss: {found.equal_loss}"
     if found.useful_nodes is not None:
         yield from _useful_lines(found.useful_nodes, found.levers)
-    else:
+    elif found.on_ranks is None:
         yield "max. nodes at 90 % efficiency or more: not measured (requires two nodes)"
     yield f"gradient synchronisation: {found.choice}"
 

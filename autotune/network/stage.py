@@ -17,32 +17,36 @@ from autotune.base.files import write_atomically
 from autotune.base.log import LOG
 from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
-from autotune.errors import BadInput, MachineLacks
+from autotune.errors import BadInput, MachineLacks, NotCheckable
 from autotune.evidence.network import NetworkEvidence, ScalingRow
 from autotune.evidence.probe import ProbeEvidence
 from autotune.machine.measured_device import DeviceChoice, local_ranks
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
+from autotune.network.link_measurement import measure_links
 from autotune.network.measure import (
     NetworkRequest,
     NetworkTuning,
     measured_row,
     parallel_settings,
 )
+from autotune.network.own_step import ROUNDS, measure_on_ranks, own_evidence
 from autotune.network.scaling import evidence, predict_scaling, with_measured
 from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.local_probe import require_local, require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.mlm.gradient_sync import tokens_of_epoch, with_global_batch
+from autotune.subjects.registry import subject_class
+from autotune.subjects.subject import Subject
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.other_programs import load_of_others, warn_if_busy
+from autotune.trials.rounds import Rounds
 from autotune.trials.session import Session, open_measured_device
 from autotune.trials.sweep_request import SweepRequest
-from autotune.trials.trial_bench import Display
+from autotune.trials.trial_bench import Bench, Display
 from autotune.trials.trial_log import report_directory
-from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import with_batch_in_sequences
 from trainer.formats.events import utc_now
 from trainer.formats.manifest import read_manifest
 from trainer.formats.progress import progress
@@ -60,7 +64,7 @@ def nodes_here() -> int:
 
 
 @contextlib.contextmanager
-def open_multirank(
+def open_ranks(
     choice: DeviceChoice,
     data_dir: Path,
     scratch_parent: Path,
@@ -69,7 +73,7 @@ def open_multirank(
     *,
     alone: bool = False,
     warns_if_busy: bool = True,
-) -> Iterator[Session]:
+) -> Iterator[Bench]:
     """Start ranks on this node, or on the first nodes of this job.
 
     The site is that of the first node. A single rank is an error unless ``alone``. All
@@ -113,7 +117,7 @@ def open_multirank(
                     " --nodes 1."
                 ),
             )
-        manifest, torch = read_manifest(data_dir), site.versions["torch"]
+        torch = site.versions["torch"]
         start = (
             on_this_node(each, torch)
             if nodes == 1
@@ -132,13 +136,43 @@ def open_multirank(
                 plural(nodes, "node"),
             )
             ranks_together.start()
-            yield Session(
+            yield Bench(
                 site=site,
-                manifest=manifest,
                 server=ranks_together,
                 machine=ranks_together,
                 load_average_1min=load_average_1min,
             )
+
+
+@contextlib.contextmanager
+def open_multirank(
+    choice: DeviceChoice,
+    data_dir: Path,
+    scratch_parent: Path,
+    nodes: int,
+    ranks: int | None,
+    *,
+    alone: bool = False,
+    warns_if_busy: bool = True,
+) -> Iterator[Session]:
+    """Start ranks for trials on a dataset, as ``open_ranks`` does."""
+    manifest = read_manifest(data_dir)
+    with open_ranks(
+        choice,
+        data_dir,
+        scratch_parent,
+        nodes,
+        ranks,
+        alone=alone,
+        warns_if_busy=warns_if_busy,
+    ) as bench:
+        yield Session(
+            site=bench.site,
+            manifest=manifest,
+            server=bench.server,
+            machine=bench.machine,
+            load_average_1min=bench.load_average_1min,
+        )
 
 
 def tune_network(
@@ -195,6 +229,88 @@ def tune_network(
     return found, bench.server.waited_s
 
 
+def measure_own_network(
+    stored: StoredProfile,
+    request: SweepRequest,
+    nodes: int,
+    *,
+    bench: CodeBench | None = None,
+    display: Display | None = None,
+) -> tuple[NetworkEvidence, float]:
+    """Measure the links of ranks, and a step of yours on one rank and on all of them.
+
+    The evidence is written into the profile.
+
+    Args:
+        stored: Profile of your own code.
+        request: Number of ranks, and time limits.
+        nodes: Number of nodes, which must be 1.
+        bench: A bench that has imported your code; None opens one.
+        display: Shows the progress; None shows it in one line.
+
+    Returns:
+        The evidence, and seconds of waiting for the ranks.
+
+    Raises:
+        NotCheckable: If several nodes are requested, or the size is not known.
+        MachineLacks: If ranks cannot be started.
+        ProfileRejected: If the profile is of another machine, or your code has changed.
+        BadInput: If your code fails on several ranks.
+        Undecided: If links or steps could not be measured.
+    """
+    if nodes > 1:
+        raise NotCheckable(
+            f"your own step is measured on one node, and --nodes {nodes} was requested",
+            next_step=(
+                "Measure the ranks of this node with --ranks, then predict nodes:"
+                f" autotune network {stored.path} --predict --bandwidth 25Gbit"
+            ),
+        )
+    ranks = request.local_ranks or stored.profile.local_ranks
+    place = report_directory(stored.path, request.reports)
+    device: DeviceChoice = stored.profile.fingerprint.device
+    with open_ranks(
+        device, Path(), place, 1, ranks, warns_if_busy=display is None
+    ) as together:
+        shown = together if display is None else replace(together, display=display)
+        ranks = local_ranks(shown.site, ranks)
+        with shown.tuning(
+            f"links {stored.profile.subject.name}",
+            stored.path,
+            stored.profile.fingerprint,
+            request,
+            trials=1,
+        ) as runner:
+            links = measure_links(
+                Rounds(runner=runner),
+                shown.site.device,
+                nodes=1,
+                ranks_per_node=ranks,
+                timeout_s=request.trial_timeout_s,
+            )
+    with contextlib.ExitStack() as stack:
+        code_bench = bench
+        if code_bench is None:
+            code_bench = stack.enter_context(
+                open_own(device, _subject_of(stored), request.trial_timeout_s)
+            )
+        require_local(stored, code_bench.fingerprint)
+        with code_bench.phase("network", stored.path, request, 2 * ROUNDS) as runner:
+            steps = measure_on_ranks(code_bench, stored, request, ranks, runner)
+            found = own_evidence(links, steps, runner)
+        write_atomically(
+            stored.path,
+            profile_to_toml(add_evidence(stored.profile, "network", found, runner)),
+        )
+    return found, together.server.waited_s
+
+
+def _subject_of(stored: StoredProfile) -> Subject:
+    """Return the subject of a profile of your own code."""
+    table = stored.profile.subject
+    return subject_class(table.kind).from_table(table.table)
+
+
 def _network_request(
     stored: StoredProfile,
     probe: ProbeEvidence,
@@ -209,8 +325,7 @@ def _network_request(
         train = train.model_copy(
             update={"micro_batch_size": before.default_micro_batch_size}
         )
-    with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        train = with_batch_in_sequences(train, dataset)
+    train = with_global_batch(train, request.data)
     every = nodes * ranks_per_node
     if train.global_batch_size < every:
         what = (
@@ -252,12 +367,7 @@ def scale_profile(
     place, sequences = report_directory(stored.path, reports), None
     directory, probe = stored.existing_data_dir(data), stored.profile.evidence.probe
     if probe is not None and directory is not None:
-        train = read_manifest(directory).train
-        tokens = (
-            sum(shard.tokens for shard in train.shards)
-            + SPECIAL_TOKENS_PER_SAMPLE * train.samples
-        )
-        sequences = tokens / probe.tokens_per_sequence
+        sequences = tokens_of_epoch(directory) / probe.tokens_per_sequence
     predicted = predict_scaling(
         stored.profile.train.model.name, known, counts, sequences
     )

@@ -13,7 +13,7 @@ from autotune.base.window_statistics import MIN_WINDOWS
 from autotune.base.wording import plural
 from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
-from autotune.evidence.baseline import BaselineEvidence, RecipeName, row_of
+from autotune.evidence.baseline import TUNED, BaselineEvidence, row_of
 from autotune.evidence.confirm import ConfirmEvidence
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.decide import is_busy
@@ -29,12 +29,8 @@ from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.values import FinishedTrial
 
-BASELINES: dict[RecipeName, str] = {
-    "hf-trainer": "defaults",
-    "paper": "the paper baseline",
-}
 FEW_WINDOWS, SHORT_WINDOW_S = 5, 1.0
-"""Fewest windows of a recipe, and shortest window, that leave no doubt."""
+"""Fewest windows of a row, and shortest window, that leave no doubt."""
 WIDE_SHARE, VERY_WIDE_SHARE = 0.05, 0.15
 """Half-widths of an interval, as shares of its value, from which measurements are
 doubtful, and from which poor."""
@@ -232,14 +228,14 @@ def _doubts_on_workers(workers: WorkersEvidence | None) -> Iterator[Doubt]:
 
 def _doubts_on_baseline(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
     """Yield the doubts about a comparison with few or short windows, or without one."""
-    tuned = row_of(baseline, "tuned")
+    tuned = row_of(baseline, TUNED)
     if baseline is None or tuned is None:
-        yield Doubt("not compared with defaults", "baseline")
+        yield Doubt("not compared with untuned settings", "baseline")
         return
-    windows = len(tuned.tokens_per_s)
+    windows = len(tuned.units_per_s)
     if windows < FEW_WINDOWS:
         yield Doubt(
-            f"only {plural(windows, 'window')} per recipe",
+            f"only {plural(windows, 'window')} each",
             "baseline",
             is_serious=windows < MIN_WINDOWS,
         )
@@ -252,9 +248,9 @@ def _wide_speedups(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
     """Yield a doubt for each speedup that may be none, or is known only roughly."""
     for row in baseline.rows if baseline else ():
         speedup = row.bounded_speedup
-        if row.name not in BASELINES or speedup is None:
+        if row.name == TUNED or speedup is None:
             continue
-        name = f"speedup over {BASELINES[row.name]}"
+        name = f"speedup over {row.words}"
         low, high = speedup.low, speedup.high
         if low is not None and high is not None and low <= 1 <= high:
             yield Doubt(
@@ -264,7 +260,7 @@ def _wide_speedups(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
             )
         else:
             yield from _wide_interval(
-                name, speedup, "baseline", measurements=len(row.tokens_per_s)
+                name, speedup, "baseline", measurements=len(row.units_per_s)
             )
 
 

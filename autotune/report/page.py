@@ -171,7 +171,7 @@ def _evidence(
         parts.add(title, key, made)
 
     # Charts of the first screen are not repeated.
-    add_of_trainer(
+    add(
         "Speedup",
         "before",
         lambda one: tuple(
@@ -185,7 +185,7 @@ def _evidence(
     add("Promised and delivered", "confirm", confirm_section)
     add_of_trainer("Kernels", "kernels", kernels_section)
     parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
-    add_of_trainer("Network", "network", network_section)
+    add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)
     # Nothing measures these for code of yours yet.
     unavailable = doc.Missing(
@@ -194,7 +194,7 @@ def _evidence(
         commands=(),
     )
     parts.add(
-        "Speedup, step time, kernels and network",
+        "Step time and kernels",
         "unavailable",
         {one.title: (unavailable,) for one in profiles if not one.profile.has_train},
     )

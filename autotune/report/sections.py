@@ -3,6 +3,7 @@
 It is on the first screen of a report, in a pull request, and in the summary of `tune`.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +29,13 @@ from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
-from autotune.evidence.baseline import RecipeName, row_of
+from autotune.evidence.baseline import (
+    BASELINE_WORDS,
+    UNTUNED,
+    BaselineEvidence,
+    BaselineRow,
+    row_of,
+)
 from autotune.evidence.probe import LOWER_BOUND
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.batch_split import split_global_batch
@@ -39,7 +46,7 @@ from autotune.profiles.decide.follow_up import (
 )
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.profiles.reported_profile import ReportedProfile
-from autotune.report.decide import BASELINES, main_bottleneck, quality_of
+from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import describe
 
@@ -62,12 +69,7 @@ def answer(
     ):
         drawing = chart.drawing
         if isinstance(drawing, doc.BarChart):
-            names = {"paper": "paper baseline", "hf-trainer": "defaults"}
-            bars = tuple(
-                replace(bar, label=names.get(bar.label, bar.label))
-                for bar in drawing.bars
-            )
-            drawing = replace(drawing, axis=replace(drawing.axis, label=""), bars=bars)
+            drawing = replace(drawing, axis=replace(drawing.axis, label=""))
         title = "tokens/s before and after (95 % intervals)"
         charts.append(replace(chart, title=title, drawing=drawing, small=True))
     charts += [step_chart([("", found)], small=True)] if found is not None else []
@@ -112,12 +114,9 @@ def _headline(one: ReportedProfile) -> doc.Words:
             f"autotune baseline {one.quoted}",
         )
         return ("Throughput was not measured: ", doc.Code(text=command))
-    rows = [
-        (row, called)
-        for name, called in BASELINES.items()
-        if (row := row_of(one.profile.evidence.baseline, name))
-    ]
-    for row, called in rows:
+    baseline = one.profile.evidence.baseline
+    for row in _headline_rows(baseline):
+        called = row.words
         words.append(" and " * bool(words))
         if (times := row.bounded_speedup) is None:
             words.append(f"no comparison with {called} ({row.outcome})")
@@ -152,6 +151,12 @@ def _headline(one: ReportedProfile) -> doc.Words:
         doc.Strong(text=f"{format_number(rate.value)} tokens/s"),
         f" ({told}).",
     )
+
+
+def _headline_rows(baseline: BaselineEvidence | None) -> list[BaselineRow]:
+    """Return the rows that a headline names: untuned settings, then other trainers."""
+    rows = [row_of(baseline, name) for name in (UNTUNED, "hf-trainer", "paper")]
+    return [row for row in rows if row is not None]
 
 
 def _answers(
@@ -349,8 +354,8 @@ def _cost(one: ReportedProfile, spent_s: float) -> str:
         return spent
     if found.rank_hours is None:
         return (
-            f"{spent}; the tuned settings are not faster than defaults, so it does not"
-            " pay for itself"
+            f"{spent}; the tuned settings are not faster than untuned ones, so it does"
+            " not pay for itself"
         )
     every = f" on {plural(ranks, one.unit)}" if ranks > 1 else ""
     after = Interval.from_bounds(
@@ -462,8 +467,7 @@ def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Tabl
                 else None
             ),
         ),
-        ("vs defaults", "r", lambda one: _times(one[1], "hf-trainer")),
-        ("vs paper", "r", lambda one: _times(one[1], "paper")),
+        *_speedup_columns(profiles),
     )
 
 
@@ -475,7 +479,26 @@ def _batch(profile: Profile) -> str:
     return split.words(ranks)
 
 
-def _times(profile: Profile, name: RecipeName) -> str | None:
+def _speedup_columns(
+    profiles: Sequence[Profile],
+) -> list[tuple[str, str, Callable[[tuple[str, Profile]], str | None]]]:
+    """Return a column for each baseline that a profile was compared with."""
+    names = [
+        name
+        for name in BASELINE_WORDS
+        if any(row_of(one.evidence.baseline, name) for one in profiles)
+    ]
+    return [
+        (f"vs {name}", "r", functools.partial(_row_times, name))
+        for name in names or [UNTUNED]
+    ]
+
+
+def _row_times(name: str, named: tuple[str, Profile]) -> str | None:
+    return _times(named[1], name)
+
+
+def _times(profile: Profile, name: str) -> str | None:
     row = row_of(profile.evidence.baseline, name)
     return bounded(row.bounded_speedup if row else None, format_times)
 

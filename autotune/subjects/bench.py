@@ -90,13 +90,15 @@ def open_own(
     directory: Path = Path(),
     *,
     shared: bool = False,
+    imports_in_trials: bool = False,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
 ) -> Iterator[CodeBench]:
     """Choose a device, and start the process that trials are forked from.
 
     That process imports your code. If it cannot be forked after that, because importing
-    it started threads or CUDA, every trial imports it again. ``shared`` and ``check``
-    are as for ``open_bench``.
+    it started threads or CUDA, every trial imports it again; so it does with
+    ``imports_in_trials``, so that trials of other code can run beside those of yours.
+    ``shared`` and ``check`` are as for ``open_bench``.
 
     Raises:
         BadInput: If your code cannot be imported.
@@ -137,6 +139,7 @@ def open_own(
             LOG.info(
                 "every trial imports %s again, because %s", modules, told["unsafe"]
             )
+        if told["unsafe"] is not None or imports_in_trials:
             server.restart(_preload(subject, timeout_s, directory, resolved=False))
         yield CodeBench(
             site=bench.site,
@@ -148,7 +151,7 @@ def open_own(
             loader_parameters=frozenset(told["loader_parameters"]),
             step_parameters=_names(told["parameters"].get("step")),
             model=told["model"],
-            forked=told["unsafe"] is None,
+            forked=told["unsafe"] is None and not imports_in_trials,
             subject=subject,
             sources=told["source_sha256"],
         )

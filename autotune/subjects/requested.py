@@ -75,6 +75,22 @@ def requested_subjects(
     ]
 
 
+def assignments(option: str, given: Sequence[str]) -> dict[str, Argument]:
+    """Return the values that an option such as ``--untuned`` gives to names.
+
+    Raises:
+        UsageError: If one is malformed, or names several values.
+    """
+    values = _values(option, given, example="micro_batch_size=8")
+    for name, several in values.items():
+        if len(several) > 1:
+            raise UsageError(
+                f"{option} {name} has {len(several)} values",
+                next_step=f"Write {option} {name}={several[0]}",
+            )
+    return {name: value for name, (value,) in values.items()}
+
+
 def _values(
     option: str, assignments: Sequence[str], *, example: str
 ) -> dict[str, list[Argument]]:

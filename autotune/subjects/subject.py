@@ -98,7 +98,9 @@ class StepFacts:
     """FLOPs that the model requires for an optimizer step on this rank."""
     work: Callable[[Any], Mapping[str, float]] | None = None
     """Returns the work of a batch of the loader: ``units`` without padding,
-    ``padded_units`` with it, and ``model_flops``. Without it, batches are counted."""
+    ``padded_units`` with it, and ``model_flops``. Other names are those of units, such
+    as ``samples``, in which other subjects may count too; the subject's own unit may
+    stand for ``units``. Without it, batches are counted."""
     prepare: Callable[[], object] | None = None
     """Called once before the first step."""
     begin_together: Callable[[], object] | None = None
@@ -202,6 +204,14 @@ class Subject(Protocol):
 
         The choice has settings of the loader, too. None if the step takes batches of
         the loader.
+        """
+
+    def untuned(self) -> Call | None:
+        """Return the function that tells the settings of size and loader before tuning.
+
+        It gets its arguments and ``directory``, and returns the values that your
+        functions or the library take by default, by our names; None if one is not
+        known. None if there is no such function.
         """
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:

@@ -137,6 +137,9 @@ class WindowFigures(JobFigures):
     """Units per second, padding included; ``units_per_s`` if there is none."""
     counts_padding: bool = False
     """True if ``padded_units_per_s`` is counted apart from ``units_per_s``."""
+    other_units_per_s: dict[str, float] = field(default_factory=dict)
+    """Rates without padding in other units that the step or the loader counts, such as
+    ``samples``, by their names."""
     steps: int
     """Steps in the window."""
     optimizer_steps: int

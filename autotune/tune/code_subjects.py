@@ -8,10 +8,12 @@ from pathlib import Path
 from autotune.base.defaults import WINDOW_S
 from autotune.base.files import write_atomically
 from autotune.base.units import format_bytes
+from autotune.baseline.sections import gains
+from autotune.baseline.stage import compare_recipes
 from autotune.confirm.code_training import CodeTraining
 from autotune.confirm.decide import confirmed_words
 from autotune.confirm.stage import confirm_profile
-from autotune.errors import BadInput, NotCheckable
+from autotune.errors import BadInput
 from autotune.evidence.probe import LOWER_BOUND
 from autotune.machine.measured_device import (
     DeviceChoice,
@@ -22,6 +24,7 @@ from autotune.machine.measured_device import (
 from autotune.memory.code_stage import StepProbe, probe_step, size_probe_of
 from autotune.memory.decide.throughput_dip import fastest_point
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
+from autotune.network.stage import measure_own_network
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.store import StoredProfile, read_profile
@@ -34,12 +37,6 @@ from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Display
 from autotune.tune.subjects import OpenedSubjects, ProbeResult
 from autotune.workers.code_stage import sweep_into
-
-_NOT_YET: dict[StageName, str] = {
-    "network": "requires settings of the bundled trainer",
-    "baseline": "requires settings of the bundled trainer",
-}
-"""Phases that no subject of your own has, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +133,8 @@ class TunedCode:
 
     def missing(self, phase: StageName, nodes: int) -> str:
         """Return the reason why your code cannot have a phase; empty if it can."""
-        if phase in _NOT_YET:
-            return _NOT_YET[phase]
+        if phase == "network" and (self.request.ranks or 1) < 2:
+            return "requires at least 2 ranks"
         if phase == "estimate" and self.bench.model is None:
             return "the module of the step has no build_model to trace"
         if phase == "explore" and not self._searched_names():
@@ -241,8 +238,11 @@ class TunedCode:
     def network(
         self, stored: StoredProfile, request: SweepRequest, nodes: int
     ) -> tuple[str, float]:
-        """Raise ``NotCheckable``: ``missing`` has the reason."""
-        raise NotCheckable(_NOT_YET["network"], next_step="Skip it: --skip network")
+        """Measure the step on one rank and on all of them."""
+        network, waited_s = measure_own_network(
+            stored, request, nodes, bench=self.bench, display=self.bench.display
+        )
+        return network.choice, waited_s
 
     def confirm(
         self, stored: StoredProfile, request: SweepRequest, training_s: float
@@ -256,5 +256,5 @@ class TunedCode:
         return confirmed_words(confirmed)
 
     def baseline(self, stored: StoredProfile, request: SweepRequest) -> str:
-        """Raise ``NotCheckable``: ``missing`` has the reason."""
-        raise NotCheckable(_NOT_YET["baseline"], next_step="Skip it: --skip baseline")
+        """Measure the speedup over the settings before tuning."""
+        return "; ".join(gains(compare_recipes(self.bench, stored, request)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.evidence.baseline import TUNED
 from autotune.evidence.profile import Profile
 from autotune.profiles.store import read_profile
 from benchmarks.gpu.results import ENDED
@@ -287,7 +288,7 @@ def _imitations(source: _Source) -> Iterator[Row]:
     for model, profile in source.tuned_models():
         baseline = profile.evidence.baseline
         for row in baseline.rows if baseline else ():
-            if row.speedup is not None and row.name != "tuned":
+            if row.speedup is not None and row.name != TUNED:
                 yield {
                     "compared_with": f"{model}, {row.name}",
                     "tuned_to_imitation_ratio": row.speedup,

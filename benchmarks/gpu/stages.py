@@ -234,7 +234,10 @@ class _Makers:
                 least_s=80,
                 most_s=sizes.patience * 120,
                 measuring_share=0.15,
-                code=("benchmarks/trainers.py", "benchmarks/paper_recipe.py"),
+                code=(
+                    "benchmarks/trainers.py",
+                    "autotune/subjects/mlm/jobs/paper_model.py",
+                ),
                 modules=() if name == "paper" else ("accelerate",),
                 reference=f"train-{self.first}",
             )

@@ -17,7 +17,11 @@ from autotune.evidence.advice import (
     SettingChange,
     StepPart,
 )
-from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.evidence.baseline import (
+    BaselineEvidence,
+    BaselineRow,
+    SettingDifference,
+)
 from autotune.evidence.explore import (
     ExploredConfiguration,
     ExploredRow,
@@ -395,20 +399,21 @@ def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
 
 
 def _baseline(note: str) -> BaselineEvidence:
-    speeds = {"paper": 0.064, "hf-trainer": 0.34, "tuned": 1.0}
+    speeds = {"paper": 0.064, "untuned": 0.34, "tuned": 1.0}
     different = {
         "paper": [("precision", f"fp32{note}", "bf16"), ("layout", "padded", "packed")],
-        "hf-trainer": [("micro_batch_size", 8, 64), ("data.num_workers", 0, 3)],
+        "untuned": [("micro_batch_size", 8, 64), ("data.num_workers", 0, 3)],
         "tuned": [],
     }
     rows = [
-        RecipeRow(
+        BaselineRow(
             name=name,
+            subject="mlm: bert-mini",
             differences=[
                 SettingDifference(key=key, theirs=a, tuned=b)
                 for key, a, b in different[name]
             ],
-            tokens_per_s=[
+            units_per_s=[
                 2 * PER_RANK_TOKENS * 0.995 * share * scale
                 for scale in (0.994, 1.0, 1.003, 0.998)
             ],
@@ -421,7 +426,12 @@ def _baseline(note: str) -> BaselineEvidence:
         for name, share in speeds.items()
     ]
     return BaselineEvidence(
-        rows=rows, local_ranks=RANKS, window_s=5.0, windows=4, seconds=96.0
+        rows=rows,
+        unit="tokens",
+        local_ranks=RANKS,
+        window_s=5.0,
+        windows=4,
+        seconds=96.0,
     )
 
 

@@ -167,7 +167,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     counters, launching = counters_of(row), 0.0
     idle = idle_part(row)
     if counters is not None:
-        jitter_share = network.compute.jitter_share if network is not None else 0.0
+        compute = None if network is None else network.compute
+        jitter_share = 0.0 if compute is None else compute.jitter_share
         # Compute times that vary from step to step on equal sequences come from late
         # kernel launches.
         is_uneven = jitter_share >= UNEVEN_SHARE and not is_trimmed
@@ -299,12 +300,13 @@ def _communication_shares(profile: Profile) -> tuple[float, float] | None:
     """
     network = profile.evidence.network
     # Your own code does not tell which of the measured synchronisations it uses.
-    if network is None or not profile.has_train:
+    if network is None or network.compute is None or not profile.has_train:
         return None
     parallel = profile.train.parallel
     same = ("strategy", "gradient_dtype", "bucket_cap_mib")
     for row in network.gradient_syncs:
-        share, step_s, compute = row.communication_share, row.step_s, network.compute
+        share, step_s = row.communication_share, row.step_s
+        compute = network.compute
         if (
             share is None
             or step_s is None

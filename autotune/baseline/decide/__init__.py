@@ -1,1 +1,1 @@
-"""Pure decisions on a comparison: the recipes, and the cost of a tuning."""
+"""Pure decisions on a comparison: its unit and precision, and the cost of a tuning."""

@@ -6,7 +6,7 @@ Everything here is pure arithmetic on trials and the baseline comparison.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.evidence.baseline import BaselineEvidence, row_of
+from autotune.evidence.baseline import UNTUNED, BaselineEvidence, row_of
 from autotune.trials.values import FinishedTrial
 
 
@@ -66,16 +66,16 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
     """Return the training time after which tuning pays for itself.
 
-    The tuned settings are compared with transformers' Trainer.
+    The tuned settings are compared with untuned ones.
 
     Args:
         cost_rank_s: Cost of the tuning, in seconds of one rank.
         baseline: Speedups of the tuned settings; None if they were not measured.
 
     Returns:
-        The training time; None if there is no speedup over transformers' Trainer.
+        The training time; None if there is no speedup over untuned settings.
     """
-    row = row_of(baseline, "hf-trainer")
+    row = row_of(baseline, UNTUNED)
     if row is None or row.speedup is None:
         return None
     # The highest speedup pays back soonest.

@@ -95,6 +95,8 @@ def begin(
     arguments |= load.named(build, internal)
     # After that, as it may set variables that CUDA reads when it starts.
     group = join_rank_group(request.device, local)
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
     reject_mig_slice(group.device)
     if before_budget is None:
         # Memory that libraries take when they are opened is not the model's.

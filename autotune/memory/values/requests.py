@@ -33,6 +33,8 @@ class StepRequest(TrialRequest):
     """Ranks of this node, which take the steps together."""
     attempt: int = 0
     """Number of earlier attempts, which makes a repeated trial another trial."""
+    threads: int | None = None
+    """CPU threads of each rank; None for as many as its ranks get."""
     attribute: bool = False
     """True to record the contents of memory at the last step's peak, or when it runs
     out: such a trial does not show whether a size fits."""

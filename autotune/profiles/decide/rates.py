@@ -14,7 +14,7 @@ from autotune.base.estimates import Estimate
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.window_statistics import estimate_from_bounds, estimate_windows
 from autotune.base.wording import plural
-from autotune.evidence.baseline import row_of
+from autotune.evidence.baseline import TUNED, row_of
 from autotune.evidence.network import NetworkEvidence, ScalingRow
 from autotune.evidence.profile import Profile, fill_share
 from autotune.evidence.workers import WorkersEvidence
@@ -166,11 +166,11 @@ def _rate_of_baseline(profile: Profile) -> Rate | None:
         None without a baseline, or if its tuned settings have no valid rate.
     """
     baseline = profile.evidence.baseline
-    tuned = row_of(baseline, "tuned")
+    tuned = row_of(baseline, TUNED)
     if baseline is None or tuned is None:
         return None
-    tokens_per_s = positive_figures(tuned.tokens_per_s)
-    if not tokens_per_s:
+    tokens_per_s = positive_figures(tuned.units_per_s)
+    if baseline.unit != "tokens" or not tokens_per_s:
         return None
     estimate = estimate_windows(tokens_per_s)
     return Rate(

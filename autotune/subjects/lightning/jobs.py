@@ -271,6 +271,31 @@ def build_loader(
     return module_loader(owner, num_workers, micro_batch_size)
 
 
+def untuned_settings(
+    *, build: str, arguments: Mapping[str, Any], directory: str
+) -> dict[str, Any]:
+    """Return the size and the workers of the module or its data as they are made.
+
+    Raises:
+        BadConfig: If the function returns no module.
+    """
+    module, data, _ = _parts(build, arguments, directory)
+    settings = {"micro_batch_size": "batch_size", "num_workers": "num_workers"}
+    return {
+        name: _attribute((data, module), attribute)
+        for name, attribute in settings.items()
+    }
+
+
+def _attribute(owners: tuple[Any, ...], name: str) -> Any:
+    """Return an attribute, or a hyperparameter, of the first module that has it."""
+    for owner in owners:
+        for place in (owner, getattr(owner, "hparams", None)):
+            if hasattr(place, name):
+                return getattr(place, name)
+    return None
+
+
 def _parts(
     build: str, arguments: Mapping[str, Any], directory: str
 ) -> tuple[Any, Any, dict[str, Any]]:

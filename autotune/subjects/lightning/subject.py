@@ -17,6 +17,7 @@ class LightningSubject(FunctionSubject):
     adapter: ClassVar[Adapter] = Adapter(
         step_function="autotune.subjects.lightning.jobs:build_step",
         loader_function="autotune.subjects.lightning.jobs:build_loader",
+        untuned_function="autotune.subjects.lightning.jobs:untuned_settings",
         training_function="autotune.subjects.lightning.jobs:build_training",
         settings=(
             Setting(

@@ -109,6 +109,10 @@ class MlmSubject(StrictTable):
         """Return nothing: its own command trains."""
         return None
 
+    def untuned(self) -> Call | None:
+        """Return nothing: ``baselines`` has the untuned settings as recipes."""
+        return None
+
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return nothing: the trainer's whole step is traced, by another job."""
         return None

@@ -48,6 +48,10 @@ class Adapter:
     training_function: str | None = None
     """Function that trains by the library's own loop and loader until it is stopped,
     called alike with the loader's settings; None if the step takes batches."""
+    untuned_function: str | None = None
+    """Function that returns the settings of size and loader that the library's trainer
+    has without tuning, by our names. It gets ``build``, ``arguments`` and
+    ``directory``. None if the defaults of your functions tell them."""
     settings: tuple[Setting, ...] = ()
     """Settings of the library that may be varied, the usual value of each first."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -165,6 +169,23 @@ class FunctionSubject(StrictTable):
         if adapter is None and self.adapter.step_function is not None:
             return None
         return self._call(self.step_function, adapter, choice)
+
+    def untuned(self) -> Call:
+        """Return the function that tells the size and loader settings without tuning.
+
+        For your own functions they are the defaults of the arguments.
+        """
+        if self.adapter.untuned_function is not None:
+            build = {"build": self.step_function, "arguments": self.arguments}
+            return Call(function=self.adapter.untuned_function, arguments=build)
+        return Call(
+            function="autotune.subjects.jobs.untuned:default_arguments",
+            arguments={
+                "step": self.step_function,
+                "loader": self.loader_function or self._maker,
+                "size": self.along,
+            },
+        )
 
     @property
     def _maker(self) -> str | None:

@@ -267,6 +267,23 @@ def _set_loader(
         args.dataloader_pin_memory = pin_memory
 
 
+def untuned_settings(
+    *, build: str, arguments: Mapping[str, Any], directory: str
+) -> dict[str, Any]:
+    """Return the size and the loader settings of the ``Trainer`` as it is made.
+
+    Raises:
+        BadConfig: If the function makes no ``Trainer``.
+    """
+    args = _make_trainer(build, arguments, directory, {}).args
+    return {
+        "micro_batch_size": args.per_device_train_batch_size,
+        "num_workers": args.dataloader_num_workers,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "pin_memory": args.dataloader_pin_memory,
+    }
+
+
 def _make_trainer(
     build: str, arguments: Mapping[str, Any], directory: str, settings: dict[str, Any]
 ) -> Any:

@@ -16,6 +16,7 @@ class TransformersSubject(FunctionSubject):
     adapter: ClassVar[Adapter] = Adapter(
         step_function="autotune.subjects.transformers.jobs:build_step",
         loader_function="autotune.subjects.transformers.jobs:build_loader",
+        untuned_function="autotune.subjects.transformers.jobs:untuned_settings",
         training_function="autotune.subjects.transformers.jobs:build_training",
         settings=(
             Setting(name="bf16", values=(False, True), changes_rounding=True),

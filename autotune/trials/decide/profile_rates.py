@@ -146,16 +146,16 @@ def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
-    """Yield the rates of the tuned settings and of the recipes beside them."""
+    """Yield the rates of the tuned settings and of the baselines beside them."""
     baseline = profile.evidence.baseline
-    if baseline is None:
+    if baseline is None or baseline.unit != "tokens":
         return
     for recipe in baseline.rows:
         # Other recipes may have another precision; bf16 has the highest peak.
         number_format: NumberFormat = "bf16"
         if recipe.name == "tuned":
             number_format = _profile_format(profile)
-        for tokens_per_s in recipe.tokens_per_s:
+        for tokens_per_s in recipe.units_per_s:
             yield _TokenRate(
                 name=recipe.name,
                 tokens_per_s=tokens_per_s,

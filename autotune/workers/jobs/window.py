@@ -34,6 +34,8 @@ from trainer.runtime.ranks import leave_ranks
 DEFAULT_PREFETCH_FACTOR = 2
 """Batches that a worker holds ready, by torch's default."""
 Build = Callable[..., Any]
+_OTHER_WORK = frozenset({"units", "padded_units", "model_flops", "share"})
+"""Names in the work of a batch that are no units."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -262,38 +264,58 @@ class WorkCounter:
 
     def __init__(self, unit: str, step: StepFacts, loader: LoaderFacts) -> None:
         self._work = step.work or loader.work
-        self._unit = BATCHES if self._work is None else unit
+        self._unit = unit
         self._units = 0.0
         self._padded_units = 0.0
+        self._batches = 0
+        self._counts_units = False
+        self._other_units: dict[str, float] = {}
         self._model_flops = 0.0
         self._counts_padding = False
         self._counts_flops = False
 
     def add_step(self, batches: list[Any]) -> None:
         """Add the work of a step."""
+        self._batches += len(batches)
         if self._work is None:
-            self._units += len(batches)
-            self._padded_units += len(batches)
             return
         for batch in batches:
-            work = self._work(batch)
-            units = work["units"]
+            self._add_batch(self._work(batch))
+
+    def _add_batch(self, work: Mapping[str, float]) -> None:
+        units = work.get("units", work.get(self._unit))
+        if units is not None:
+            padded_units = work.get("padded_units", work.get(f"padded_{self._unit}"))
+            self._counts_units = True
             self._units += units
-            self._padded_units += work.get("padded_units", units)
-            self._counts_padding = "padded_units" in work
-            if "model_flops" in work:
-                self._counts_flops = True
-                self._model_flops += work["model_flops"]
+            self._padded_units += units if padded_units is None else padded_units
+            self._counts_padding = padded_units is not None
+        if "model_flops" in work:
+            self._counts_flops = True
+            self._model_flops += work["model_flops"]
+        for name, amount in work.items():
+            is_unit = name not in _OTHER_WORK and not name.startswith("padded_")
+            if is_unit and name != self._unit:
+                self._other_units[name] = self._other_units.get(name, 0.0) + amount
 
     def rates(self, ranks: RankGroup, window_s: float) -> dict[str, Any]:
         """Return the rates of all ranks together, each of which calls this."""
-        units, padded_units, model_flops = ranks.all_reduce_sum(
-            self._units, self._padded_units, self._model_flops
+        if not self._counts_units:
+            self._units = self._padded_units = float(self._batches)
+        units, padded_units, model_flops, *others = ranks.all_reduce_sum(
+            self._units,
+            self._padded_units,
+            self._model_flops,
+            *self._other_units.values(),
         )
         return {
-            "unit": self._unit,
+            "unit": self._unit if self._counts_units else BATCHES,
             "units_per_s": units / window_s,
             "padded_units_per_s": padded_units / window_s,
             "counts_padding": self._counts_padding,
             "model_flops_per_s": model_flops / window_s if self._counts_flops else None,
+            "other_units_per_s": {
+                name: amount / window_s
+                for name, amount in zip(self._other_units, others, strict=True)
+            },
         }

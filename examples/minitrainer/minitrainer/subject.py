@@ -67,6 +67,10 @@ class MiniTrainerSubject:
     def training(self, choice):
         return None  # the step takes batches of the loader
 
+    def untuned(self):
+        arguments = {"make": self.step_function, "settings": {**self.arguments}}
+        return Call(function=f"{HERE}:untuned_settings", arguments=arguments)
+
     def model(self, choice):
         return None
 
@@ -84,6 +88,11 @@ def build_loader(make, settings, directory, num_workers, **choice):
     """Return the loader of the user's trainer, in a trial's process."""
     trainer = _made(make, {**settings, **choice}, directory)
     return trainer.loader(num_workers=num_workers)
+
+
+def untuned_settings(make, settings, directory):
+    """Return the settings of the user's trainer as it is made."""
+    return {"batch_size": _made(make, settings, directory).batch_size, "num_workers": 0}
 
 
 def _made(make, settings, directory):

@@ -18,14 +18,14 @@ def difference(key, theirs, tuned):
 def test_writes_measured_windows_into_the_profile(tiny_profile, says):
     printed = json.loads(says("baseline", tiny_profile, *ONE_ROUND))
     rows = {row["name"]: row for row in printed["rows"]}
-    assert rows.keys() == {"paper", "hf-trainer", "tuned"}
+    assert list(rows) == ["paper", "hf-trainer", "padded", "untuned", "tuned"]
     for row in rows.values():
-        assert row["outcome"] == "ran"
-        assert len(row["tokens_per_s"]) == 1
-    layout = difference("layout", "dynamic", "packed")
-    assert layout in rows["hf-trainer"]["differences"]
-    mlm_head = difference("mlm_head", "dense", "sparse")
-    assert mlm_head in rows["paper"]["differences"]
+        assert row["outcome"] == "ran", row
+        assert len(row["units_per_s"]) == 1
+    assert printed["unit"] == "tokens"
+    assert difference("layout", "dynamic", "packed") in rows["untuned"]["differences"]
+    assert difference("mlm_head", "dense", "sparse") in rows["padded"]["differences"]
+    assert "transformers' Trainer" in rows["hf-trainer"]["subject"]
     stored = read_profile(tiny_profile)
     assert stored.intact
     assert stored.profile.evidence.baseline.model_dump().items() <= printed.items()
@@ -47,3 +47,8 @@ def test_measures_no_window_twice(tiny_profile, says):
 def test_rejects_another_dataset(tiny_profile, says):
     other = write_dataset(tiny_profile.parent / "other", [[6] * 9] * 50, vocab_size=128)
     assert "dataset_hash" in says("baseline", tiny_profile, "--data", other, code=6)
+
+
+def test_trainer_has_its_own_untuned_settings(tiny_profile, says):
+    before = ("--untuned", "micro_batch_size=4")
+    assert "Remove --untuned" in says("baseline", tiny_profile, *before, code=7)

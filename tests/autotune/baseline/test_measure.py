@@ -1,20 +1,21 @@
-"""A comparison measures recipes in rounds until their speedups are precise."""
+"""A comparison measures contenders in rounds until their speedups are precise."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from autotune.baseline.decide.recipes import Recipe, hf_trainer, paper
+from autotune.baseline.contender import Contender
 from autotune.baseline.measure import BaselineRunner
-from autotune.errors import OutOfTime, Undecided
+from autotune.errors import BadInput, OutOfTime, Undecided
 from autotune.evidence.baseline import (
     BaselineEvidence,
-    RecipeName,
-    RecipeRow,
+    BaselineRow,
     SettingDifference,
 )
+from autotune.subjects.baseline import Baseline
+from autotune.subjects.mlm.baselines.recipes import differences, padded, untuned
 from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
@@ -25,60 +26,59 @@ from autotune.trials.outcomes import (
     TimedOut,
 )
 from autotune.trials.rounds import ATTEMPTS, Rounds
-from testbed.corpora import synthetic_manifest
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
 from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_size": 16})
-RECIPE_BY_LAYOUT: Mapping[str, RecipeName] = {
+RECIPE_BY_LAYOUT: Mapping[str, str] = {
     "packed": "tuned",
-    "dynamic": "hf-trainer",
-    "padded": "paper",
+    "dynamic": "untuned",
+    "padded": "padded",
 }
-PADDED_TOKENS_PER_S: Mapping[RecipeName, float] = {
+PADDED_TOKENS_PER_S: Mapping[str, float] = {
     "tuned": 1000.0,
-    "hf-trainer": 800.0,
-    "paper": 400.0,
+    "untuned": 800.0,
+    "padded": 400.0,
 }
-NON_PADDING_SHARES: Mapping[RecipeName, float] = {
+NON_PADDING_SHARES: Mapping[str, float] = {
     "tuned": 1.0,
-    "hf-trainer": 0.5,
-    "paper": 0.5,
+    "untuned": 0.5,
+    "padded": 0.5,
 }
 WINDOW_SHARE = 0.6
 """Share of non-padding tokens in every simulated window itself."""
 
 
-def average_rate(name: RecipeName) -> float:
+def average_rate(name: str) -> float:
     """Return the non-padding tokens/s of a recipe on average."""
     return PADDED_TOKENS_PER_S[name] * NON_PADDING_SHARES[name]
 
 
-def recipe_of(trial) -> RecipeName:
+def recipe_of(trial) -> str:
     """Return the recipe of a trial, which its layout tells."""
     return RECIPE_BY_LAYOUT[trial.config["layout"]]
 
 
-def steady(name: RecipeName, round_number: int) -> float:
+def steady(name: str, round_number: int) -> float:
     """Return the factor of a machine without noise."""
     return 1.0
 
 
-def drifting(name: RecipeName, round_number: int) -> float:
+def drifting(name: str, round_number: int) -> float:
     """Return a factor that grows from round to round, for all recipes alike."""
     return 1 + 0.1 * round_number
 
 
-NOISE_OF_ROUNDS: Mapping[RecipeName, tuple[float, float, float]] = {
+NOISE_OF_ROUNDS: Mapping[str, tuple[float, float, float]] = {
     "tuned": (1.3, 0.7, 1.0),
-    "hf-trainer": (1.0, 1.3, 0.7),
-    "paper": (0.7, 1.0, 1.3),
+    "untuned": (1.0, 1.3, 0.7),
+    "padded": (0.7, 1.0, 1.3),
 }
 """Factors on a recipe's speed in three rounds, after which they repeat."""
 
 
-def noisy(name: RecipeName, round_number: int) -> float:
+def noisy(name: str, round_number: int) -> float:
     """Return a factor that differs so much that no speedup becomes precise."""
     return NOISE_OF_ROUNDS[name][round_number % 3]
 
@@ -89,10 +89,14 @@ class Simulation:
 
     max_micro_batch_size: int = 16
     """Largest micro-batch that fits its memory."""
-    noise: Callable[[RecipeName, int], float] = steady
+    noise: Callable[[str, int], float] = steady
     """Factor on the speed of a recipe in a round."""
-    failures: Mapping[tuple[RecipeName, int], Outcome] = field(default_factory=dict)
+    failures: Mapping[tuple[str, int], Outcome] = field(default_factory=dict)
     """Outcome of each window that fails, by its recipe and round."""
+    other_units: Mapping[str, float] = field(default_factory=dict)
+    """Rates in further units, of every window."""
+    unit_of: Mapping[str, str] = field(default_factory=dict)
+    """Unit of each recipe whose windows do not count tokens."""
     clock: FakeClock = field(default_factory=FakeClock)
     machine: FakeMachine = field(init=False)
 
@@ -102,7 +106,7 @@ class Simulation:
     def _simulate(self, trial) -> Outcome:
         self.clock.sleep(1.0)
         if trial.job == "step":
-            size = trial.config["micro_batch_size"]
+            size = trial.measured["size"]
             if size > self.max_micro_batch_size:
                 return OutOfMemory(detail="")
             return Measured(figures=STEP_FIGURES)
@@ -119,11 +123,13 @@ class Simulation:
             lambda _: 1.0,
             padded_units_per_s=tokens_per_s,
             units_per_s=WINDOW_SHARE * tokens_per_s,
+            unit=self.unit_of.get(name, "tokens"),
+            other_units_per_s=dict(self.other_units),
         )
         return Measured(figures=figures)
 
     @property
-    def windows(self) -> list[tuple[RecipeName, int]]:
+    def windows(self) -> list[tuple[str, int]]:
         """Recipe and round of each window that was measured."""
         return [
             (recipe_of(trial), trial.measured["round"])
@@ -149,39 +155,58 @@ def comparison(
     budget_s: float = 600.0,
 ) -> BaselineRunner:
     """Return a comparison on a simulated machine, whose trial log is in a directory."""
+    windows = windows_of(TUNED, budget_s=budget_s)
     recipes = (
-        Recipe(name="tuned", config=TUNED, because={}),
-        hf_trainer(TUNED, GLOBAL_BATCH_TOKENS),
-        paper(TUNED, GLOBAL_BATCH_TOKENS, max_workers=8, limit="CPUs"),
+        untuned(TUNED, GLOBAL_BATCH_TOKENS),
+        padded(TUNED, GLOBAL_BATCH_TOKENS, max_workers=8, limit="CPUs"),
     )
+    baselines = [
+        Baseline(
+            name="tuned",
+            subject=windows.subject,
+            non_padding_share=NON_PADDING_SHARES["tuned"],
+        ),
+        *(
+            Baseline(
+                name=recipe.name,
+                subject=windows.subject.model_copy(update={"config": recipe.config}),
+                choice={"micro_batch_size": recipe.config.micro_batch_size},
+                differences=differences(recipe, TUNED, local_ranks=1),
+                non_padding_share=NON_PADDING_SHARES[recipe.name],
+                fit_choice={"global_batch_tokens": None, "micro_batches": 2},
+            )
+            for recipe in recipes
+        ),
+    ]
     trial_runner = runner_on(simulation.machine, directory, simulation.clock)
     return BaselineRunner(
-        training=windows_of(TUNED, budget_s=budget_s),
+        contenders={
+            baseline.name: Contender(baseline=baseline, windows=windows)
+            for baseline in baselines
+        },
+        request=windows.request,
+        local_ranks=1,
         max_rounds=max_rounds,
         memory_budget_bytes=MEMORY_BUDGET_BYTES,
-        gradient_accumulation_steps=2,
-        recipes={recipe.name: recipe for recipe in recipes},
-        non_padding_shares=dict(NON_PADDING_SHARES),
-        manifest=synthetic_manifest(64),
         windows=Rounds(runner=trial_runner),
     )
 
 
-def rows_by_name(evidence: BaselineEvidence) -> dict[RecipeName, RecipeRow]:
+def rows_by_name(evidence: BaselineEvidence) -> dict[str, BaselineRow]:
     return {row.name: row for row in evidence.rows}
 
 
 def test_evidence_has_all_recipes_tuned_one_last(tmp_path):
     evidence = comparison(Simulation(), tmp_path).run()
     outcomes = [(row.name, row.outcome) for row in evidence.rows]
-    assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
+    assert outcomes == [("padded", "ran"), ("untuned", "ran"), ("tuned", "ran")]
 
 
 def test_speedups_compare_windows_of_one_round(tmp_path):
     evidence = comparison(Simulation(noise=drifting), tmp_path).run()
     rows = rows_by_name(evidence)
     # Ratios of non-padding tokens/s, which the drift of all recipes does not change.
-    for name in ("paper", "hf-trainer"):
+    for name in ("padded", "untuned"):
         speedup = average_rate("tuned") / average_rate(name)
         assert rows[name].speedup == pytest.approx(speedup)
     assert rows["tuned"].speedup == 1.0
@@ -189,8 +214,8 @@ def test_speedups_compare_windows_of_one_round(tmp_path):
 
 def test_rates_are_of_non_padding_tokens(tmp_path):
     evidence = comparison(Simulation(noise=drifting), tmp_path).run()
-    rate = average_rate("hf-trainer")
-    assert rows_by_name(evidence)["hf-trainer"].tokens_per_s == pytest.approx(
+    rate = average_rate("untuned")
+    assert rows_by_name(evidence)["untuned"].units_per_s == pytest.approx(
         [rate, 1.1 * rate, 1.2 * rate]
     )
 
@@ -198,7 +223,7 @@ def test_rates_are_of_non_padding_tokens(tmp_path):
 def test_every_other_round_runs_backwards(tmp_path):
     simulation = Simulation()
     evidence = comparison(simulation, tmp_path).run()
-    forwards = ["tuned", "hf-trainer", "paper"]
+    forwards = ["tuned", "untuned", "padded"]
     assert [name for name, _ in simulation.windows] == [
         *forwards,
         *reversed(forwards),
@@ -213,10 +238,8 @@ def test_every_other_round_runs_backwards(tmp_path):
 
 def test_two_rounds_give_no_interval(tmp_path):
     evidence = comparison(Simulation(), tmp_path, max_rounds=2).run()
-    row = rows_by_name(evidence)["hf-trainer"]
-    assert row.speedup == pytest.approx(
-        average_rate("tuned") / average_rate("hf-trainer")
-    )
+    row = rows_by_name(evidence)["untuned"]
+    assert row.speedup == pytest.approx(average_rate("tuned") / average_rate("untuned"))
     assert row.speedup_low is None
     assert row.speedup_high is None
 
@@ -271,7 +294,7 @@ def test_halves_micro_batch_until_it_fits(tmp_path):
     smaller = SettingDifference(
         key="micro_batch_size", theirs=4, tuned=16, reason="8 does not fit 1 GiB"
     )
-    for name in ("paper", "hf-trainer"):
+    for name in ("padded", "untuned"):
         assert smaller in rows[name].differences
     sizes = [step["size"] for step in simulation.fit_checks]
     assert sizes == [8, 4, 16, 8, 4]
@@ -289,10 +312,10 @@ def test_checks_fit_under_the_budget(tmp_path):
 def test_reports_recipe_that_never_fits(tmp_path):
     evidence = comparison(Simulation(max_micro_batch_size=0), tmp_path).run()
     rows = rows_by_name(evidence)
-    for name in ("hf-trainer", "paper"):
+    for name in ("untuned", "padded"):
         assert rows[name].outcome == "out of memory even with one sequence"
         assert rows[name].speedup is None
-        assert rows[name].tokens_per_s == []
+        assert rows[name].units_per_s == []
     # One window of the tuned settings, whose rate is shown anyway.
     assert rows["tuned"].outcome == "ran"
     assert evidence.windows == 1
@@ -309,14 +332,14 @@ def test_reports_recipe_that_never_fits(tmp_path):
     ],
 )
 def test_failed_recipe_leaves_the_others_running(tmp_path, failure, description):
-    simulation = Simulation(failures={("hf-trainer", 1): failure(detail="")})
+    simulation = Simulation(failures={("untuned", 1): failure(detail="")})
     rows = rows_by_name(comparison(simulation, tmp_path).run())
-    assert rows["hf-trainer"].outcome == f"{description} in round 2"
-    assert len(rows["hf-trainer"].tokens_per_s) == 1
-    assert len(rows["paper"].tokens_per_s) == 3
+    assert rows["untuned"].outcome == f"{description} in round 2"
+    assert len(rows["untuned"].units_per_s) == 1
+    assert len(rows["padded"].units_per_s) == 3
     # Only a contaminated window is worth further attempts.
     attempts = ATTEMPTS if failure is Contaminated else 1
-    assert simulation.windows.count(("hf-trainer", 1)) == attempts
+    assert simulation.windows.count(("untuned", 1)) == attempts
 
 
 def test_failed_tuned_settings_leave_it_undecided(tmp_path):
@@ -327,7 +350,41 @@ def test_failed_tuned_settings_leave_it_undecided(tmp_path):
 
 def test_trimmed_window_counts_its_own_tokens(tmp_path):
     runner = comparison(Simulation(), tmp_path)
-    runner.non_padding_shares["hf-trainer"] = None
-    row = rows_by_name(runner.run())["hf-trainer"]
-    rate = WINDOW_SHARE * PADDED_TOKENS_PER_S["hf-trainer"]
-    assert row.tokens_per_s == pytest.approx([rate, rate, rate])
+    contender = runner.contenders["untuned"]
+    runner.contenders["untuned"] = replace(
+        contender, baseline=replace(contender.baseline, non_padding_share=None)
+    )
+    row = rows_by_name(runner.run())["untuned"]
+    rate = WINDOW_SHARE * PADDED_TOKENS_PER_S["untuned"]
+    assert row.units_per_s == pytest.approx([rate, rate, rate])
+
+
+def test_compares_in_the_unit_that_all_count(tmp_path):
+    runner = comparison(Simulation(other_units={"samples": 7.0}), tmp_path)
+    assert runner.run().unit == "tokens"
+    only_samples = comparison(
+        Simulation(other_units={"samples": 7.0}, unit_of={"untuned": "batches"}),
+        tmp_path / "again",
+    )
+    evidence = only_samples.run()
+    assert evidence.unit == "samples"
+    assert rows_by_name(evidence)["tuned"].units_per_s == [7.0] * 3
+
+
+def test_rejects_subjects_without_a_common_unit(tmp_path):
+    simulation = Simulation(unit_of={"untuned": "images"})
+    with pytest.raises(BadInput, match="untuned counts images") as raised:
+        comparison(simulation, tmp_path).run()
+    assert "--per-size" in raised.value.next_step
+    # One round shows it.
+    assert len(simulation.windows) == 3
+
+
+def test_batches_count_as_many_units_as_their_size(tmp_path):
+    runner = comparison(Simulation(unit_of={"untuned": "batches"}), tmp_path)
+    contender = runner.contenders["untuned"]
+    runner.contenders["untuned"] = replace(contender, units_per_batch_of_size=16.0)
+    row = rows_by_name(runner.run())["untuned"]
+    rate = WINDOW_SHARE * PADDED_TOKENS_PER_S["untuned"]
+    # The untuned micro-batch has 8 sequences.
+    assert row.units_per_s == pytest.approx([8 * 16 * rate] * 3)

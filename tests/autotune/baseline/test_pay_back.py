@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.baseline.decide.pay_back import CostRow, cost_rows, pay_back
-from autotune.evidence.baseline import BaselineEvidence, RecipeRow
+from autotune.evidence.baseline import BaselineEvidence, BaselineRow
 from autotune.trials.outcomes import Crashed
 from autotune.trials.values import FinishedTrial, Trial
 
@@ -24,17 +24,18 @@ def finished(job, seconds, **measured) -> FinishedTrial:
 
 
 def baseline(speedup, low=None, high=None) -> BaselineEvidence:
-    """Return the comparison with transformers' Trainer alone."""
-    row = RecipeRow(
-        name="hf-trainer",
-        tokens_per_s=[1.0],
+    """Return the comparison with untuned settings alone."""
+    row = BaselineRow(
+        name="untuned",
+        subject="mlm: m",
+        units_per_s=[1.0],
         speedup=speedup,
         speedup_low=low,
         speedup_high=high,
         outcome="ran",
     )
     return BaselineEvidence(
-        rows=[row], local_ranks=2, window_s=1.0, windows=1, seconds=1.0
+        rows=[row], unit="tokens", local_ranks=2, window_s=1.0, windows=1, seconds=1.0
     )
 
 

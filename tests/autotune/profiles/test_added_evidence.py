@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.evidence.baseline import BaselineEvidence, RecipeRow
+from autotune.evidence.baseline import BaselineEvidence, BaselineRow
 from autotune.evidence.workers import JointChoice
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.subjects.mlm.workers.stage import add_workers
@@ -12,7 +12,16 @@ from tests.autotune.profiles.runners import runner_with
 
 EXAMPLE = example_profile()
 BASELINE = BaselineEvidence(
-    rows=[RecipeRow(name="tuned", tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
+    rows=[
+        BaselineRow(
+            name="tuned",
+            subject="mlm: m",
+            units_per_s=[9.0],
+            speedup=1.0,
+            outcome="ran",
+        )
+    ],
+    unit="tokens",
     local_ranks=1,
     window_s=2.0,
     windows=1,

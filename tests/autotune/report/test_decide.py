@@ -33,9 +33,7 @@ def on_machine_with_load(load_average_1min):
 
 def baseline(windows=10, window_s=5.0, **changes):
     rows = [
-        row.model_copy(
-            update={"tokens_per_s": row.tokens_per_s[:1] * windows} | changes
-        )
+        row.model_copy(update={"units_per_s": row.units_per_s[:1] * windows} | changes)
         for row in FULL.baseline.rows
     ]
     return {
@@ -73,8 +71,8 @@ GROWN = GrownKernel(name=LAYER_NORM_BACKWARD, ratio=4.5, added_s_per_token=3.5e-
     ("evidence", "grade", "reason", "stage"),
     [
         ({}, "high", "", None),
-        (baseline(windows=4), "medium", "only 4 windows per recipe", "baseline"),
-        (baseline(windows=2), "low", "only 2 windows per recipe", "baseline"),
+        (baseline(windows=4), "medium", "only 4 windows each", "baseline"),
+        (baseline(windows=2), "low", "only 2 windows each", "baseline"),
         (baseline(window_s=0.5), "medium", "windows of only 500 ms", "baseline"),
         (
             baseline(speedup=1.1, speedup_low=0.9, speedup_high=1.3),
@@ -107,13 +105,13 @@ GROWN = GrownKernel(name=LAYER_NORM_BACKWARD, ratio=4.5, added_s_per_token=3.5e-
         (
             baseline(speedup=2.0, speedup_low=None, speedup_high=None),
             "low",
-            "speedup over defaults too noisy for so few measurements",
+            "speedup over untuned settings too noisy for so few measurements",
             "baseline",
         ),
         (
             baseline(windows=2) | promise(92.0),
             "low",
-            "only 2 windows per recipe; outside the promised interval",
+            "only 2 windows each; outside the promised interval",
             "confirm",
         ),
         (
@@ -224,7 +222,8 @@ def test_pull_request_has_five_lines():
         "- Next",
     ]
     assert (
-        "**2.94x** the throughput of defaults (95 % interval 2.91 to 2.99)" in lines[0]
+        "**2.94x** the throughput of untuned settings (95 % interval 2.91 to 2.99)"
+        in lines[0]
     )
 
 
@@ -238,13 +237,13 @@ def headline(**evidence):
 def test_headline_explains_missing_comparison():
     failed = baseline(speedup=None, outcome="out of memory")
     assert (
-        "no comparison with defaults (out of memory) and no comparison with"
+        "no comparison with untuned settings (out of memory) and no comparison with"
         in headline(**failed)
     )
     few = baseline(speedup=2.0, speedup_low=None)
     assert (
-        f"**2.00x** the throughput of defaults ({NOT_ENOUGH}) and **2.00x** that of"
-        in headline(**few)
+        f"**2.00x** the throughput of untuned settings ({NOT_ENOUGH}) and **2.00x**"
+        " that of" in headline(**few)
     )
 
 

@@ -194,7 +194,7 @@ def test_extreme_figures_make_a_report(windows, ratio, slots):
             update={"rows": [row.model_copy(update=values) for row in part.rows]}
         )
         for part, values in (
-            (evidence.baseline, {"tokens_per_s": windows, "speedup": ratio}),
+            (evidence.baseline, {"units_per_s": windows, "speedup": ratio}),
             (evidence.workers, {"units_per_s": slots}),
         )
     )

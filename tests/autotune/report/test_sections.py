@@ -12,7 +12,7 @@ from autotune.base.render_console import console_text
 from autotune.baseline.sections import baseline_section, baseline_text
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
-from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.evidence.baseline import BaselineEvidence, BaselineRow, SettingDifference
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.network import Link, ScalingRow
 from autotune.evidence.workers import JointChoice
@@ -283,41 +283,58 @@ def test_open_sweep_names_the_time_it_needs():
     assert commands() == []
 
 
-PAPER = RecipeRow(
+PAPER = BaselineRow(
     name="paper",
+    subject="mlm: m",
     differences=[SettingDifference(key="mlm_head", theirs="dense", tuned="sparse")],
-    tokens_per_s=[240.0, 250.0, 260.0],
+    units_per_s=[240.0, 250.0, 260.0],
     speedup=4.0,
     speedup_low=2.0,
     speedup_high=5.0,
     data_wait_share=0.01,
     outcome="ran",
 )
-DEFAULT = RecipeRow(
-    name="hf-trainer", tokens_per_s=[], outcome="out of memory even with one sequence"
+DEFAULT = BaselineRow(
+    name="untuned",
+    subject="mlm: m",
+    units_per_s=[],
+    outcome="out of memory even with one sequence",
 )
-TUNED = RecipeRow(
+TUNED = BaselineRow(
     name="tuned",
-    tokens_per_s=[1000.0] * 3,
+    subject="mlm: m",
+    units_per_s=[1000.0] * 3,
     speedup=1.0,
     data_wait_share=0.0,
     outcome="ran",
 )
 BASELINE = BaselineEvidence(
-    rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0
+    rows=[PAPER, DEFAULT, TUNED],
+    unit="tokens",
+    local_ranks=2,
+    window_s=2.0,
+    windows=6,
+    seconds=60.0,
 )
 
 
 def test_baseline_text_gives_gain_with_bounds():
     lines = baseline_text(BASELINE, Path("p.toml")).splitlines()
-    assert "Tuned vs paper: 4.00 (2.00 to 5.00, 95 %) times as fast." in lines
-    assert "Tuned vs hf-trainer: n/a (out of memory even with one sequence)." in lines
-    assert "paper: mlm_head: dense instead of sparse" in lines
-    assert "hf-trainer: same as tuned" in lines
+    assert (
+        "Tuned vs the paper's trainer: 4.00 (2.00 to 5.00, 95 %) times as fast."
+        in lines
+    )
+    assert (
+        "Tuned vs untuned settings: n/a (out of memory even with one sequence)."
+        in lines
+    )
+    assert "the paper's trainer: mlm: m; mlm_head: dense instead of sparse" in lines
+    assert "untuned settings: mlm: m" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report p.toml"]
-    (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
+    (failed,) = [line for line in lines if line.startswith("untuned settings  ")]
     assert failed.split() == [
-        "hf-trainer",
+        "untuned",
+        "settings",
         *["n/a"] * 5,
         "0",
         "out",
@@ -346,7 +363,10 @@ def test_baseline_text_gives_gain_with_bounds():
     lines_without_bounds = baseline_text(
         BASELINE.model_copy(update={"rows": [single, TUNED]}), Path("p.toml")
     ).splitlines()
-    assert f"Tuned vs paper: 4.00 ({NOT_ENOUGH}) times as fast." in lines_without_bounds
+    assert (
+        f"Tuned vs the paper's trainer: 4.00 ({NOT_ENOUGH}) times as fast."
+        in lines_without_bounds
+    )
 
 
 @pytest.mark.parametrize(
@@ -359,7 +379,7 @@ def test_noisy_windows_get_no_bar(rates):
         baseline = full_profile("d").evidence.baseline
         rows = [
             (
-                row.model_copy(update={"tokens_per_s": rates})
+                row.model_copy(update={"units_per_s": rates})
                 if row.name == "tuned"
                 else row
             )

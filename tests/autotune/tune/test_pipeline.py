@@ -244,7 +244,9 @@ def test_probes_all_models_before_the_rest(stages):
         "b-cpu.toml",
     ]
     assert result.report.endswith("r/a-cpu/report.html")
-    assert summary_of(result, "baseline").startswith("tuned vs paper: 2.00")
+    assert summary_of(result, "baseline").startswith(
+        "tuned vs the paper's trainer: 2.00"
+    )
     assert {
         name: summary_of(result, name)
         for name in ("estimate", "probe", "workers", "confirm")

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.evidence.baseline import BaselineEvidence, RecipeRow
+from autotune.evidence.baseline import BaselineEvidence, BaselineRow
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.trials.outcomes import Measured, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
@@ -181,17 +181,23 @@ def result(**changes):
 
 def worth(profile):
     rows = [
-        RecipeRow(
+        BaselineRow(
             name=name,
-            tokens_per_s=[900.0, 1000.0, 1100.0],
+            subject="mlm: m",
+            units_per_s=[900.0, 1000.0, 1100.0],
             speedup=speedup,
             outcome="ran",
         )
-        for name, speedup in (("paper", 2.0), ("hf-trainer", 1.25), ("tuned", None))
+        for name, speedup in (("paper", 2.0), ("untuned", 1.25), ("tuned", None))
     ]
     rows[1] = rows[1].model_copy(update={"speedup_low": 1.2, "speedup_high": 1.3})
     baseline = BaselineEvidence(
-        rows=rows, window_s=1.0, windows=9, seconds=9.0, local_ranks=1
+        rows=rows,
+        unit="tokens",
+        window_s=1.0,
+        windows=9,
+        seconds=9.0,
+        local_ranks=1,
     )
     return but(profile, evidence={"baseline": baseline})
 
@@ -209,7 +215,7 @@ def test_each_model_has_its_row():
             "workers",
             "tokens/s",
             "vs",
-            "defaults",
+            "untuned",
             "vs",
             "paper",
         ],
@@ -236,7 +242,7 @@ def test_unmeasured_figures_are_missing():
     )
     text = tuning_text(result(stages=(failed,), report=None), [bare])
     # Tokens/s of the probe's steps.
-    assert text.splitlines()[1].split()[-4:] == ["n/a", "58.89", "n/a", "n/a"]
+    assert text.splitlines()[1].split()[-3:] == ["n/a", "58.89", "n/a"]
     assert "not done: workers of tiny: the window crashed" in text
     assert "report:" not in text
     nothing = tuning_text(

@@ -101,6 +101,7 @@ class TrainerLoader:
         return {
             "units": batch.non_padding_tokens,
             "padded_units": batch.ids_BS.numel(),
+            "samples": len(batch.tokens_N),
             "share": batch.ids_BS.shape[1] / self._seq_length_tokens,
         }
 

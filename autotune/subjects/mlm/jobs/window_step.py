@@ -105,6 +105,7 @@ class TrainerStep:
         return {
             "units": batch.non_padding_tokens,
             "padded_units": batch.ids_BS.numel(),
+            "samples": len(batch.tokens_N),
             "model_flops": flops,
         }
 

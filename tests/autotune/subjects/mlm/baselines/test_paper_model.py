@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.paper_recipe import RecipeModel, RecipeStep
+from autotune.subjects.mlm.jobs.paper_model import RecipeModel, RecipeStep
 
 SHAPE = {
     "hidden_size": 16,

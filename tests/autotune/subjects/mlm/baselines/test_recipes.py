@@ -1,20 +1,18 @@
-"""Recipes of both baselines, and their differences from the tuned settings."""
+"""Untuned settings of the bundled trainer, and their differences from tuned ones."""
 
 import dataclasses
 
 import pytest
 from transformers import TrainingArguments
 
-from autotune.base.interval import Interval
-from autotune.baseline.decide.recipes import (
-    PAPER_WORKERS,
+from autotune.evidence.baseline import SettingDifference
+from autotune.subjects.mlm.baselines.recipes import (
+    PADDED_WORKERS,
     Recipe,
     differences,
-    hf_trainer,
-    is_precise,
-    paper,
+    padded,
+    untuned,
 )
-from autotune.evidence.baseline import SettingDifference
 from trainer.formats.train_config import (
     DataSettings,
     ModelSettings,
@@ -43,15 +41,15 @@ TUNED = TrainConfig(
 GLOBAL_BATCH_TOKENS = 4096
 
 
-def hf_recipe(tuned: TrainConfig = TUNED) -> Recipe:
-    """Return transformers' Trainer for tuned settings."""
-    return hf_trainer(tuned, GLOBAL_BATCH_TOKENS)
+def untuned_recipe(tuned: TrainConfig = TUNED) -> Recipe:
+    """Return the untuned settings."""
+    return untuned(tuned, GLOBAL_BATCH_TOKENS)
 
 
-def paper_recipe(tuned: TrainConfig = TUNED) -> Recipe:
-    """Return the paper's trainer on a machine that allows all of its workers."""
-    return paper(
-        tuned, GLOBAL_BATCH_TOKENS, max_workers=PAPER_WORKERS + 4, limit="12 CPUs"
+def padded_recipe(tuned: TrainConfig = TUNED) -> Recipe:
+    """Return the padded recipe on a machine that allows all of its workers."""
+    return padded(
+        tuned, GLOBAL_BATCH_TOKENS, max_workers=PADDED_WORKERS + 4, limit="12 CPUs"
     )
 
 
@@ -74,8 +72,8 @@ def differences_by_key(
 both_baselines = pytest.mark.parametrize(
     "config",
     [
-        pytest.param(hf_recipe().config, id="transformers"),
-        pytest.param(paper_recipe().config, id="paper"),
+        pytest.param(untuned_recipe().config, id="untuned"),
+        pytest.param(padded_recipe().config, id="padded"),
     ],
 )
 
@@ -131,8 +129,8 @@ def default_arguments() -> dict:
     }
 
 
-def test_transformers_baseline_has_default_arguments(default_arguments):
-    config = hf_recipe().config
+def test_untuned_settings_are_transformers_defaults(default_arguments):
+    config = untuned_recipe().config
     assert config.micro_batch_size == default_arguments["per_device_train_batch_size"]
     assert config.data.num_workers == default_arguments["dataloader_num_workers"]
     assert config.data.pin_memory == default_arguments["dataloader_pin_memory"]
@@ -148,11 +146,11 @@ def test_transformers_defaults_are_plain(default_arguments):
     assert default_arguments["train_sampling_strategy"] == "random"
 
 
-def test_paper_baseline_pads_to_full_length():
-    config = paper_recipe().config
+def test_padded_recipe_pads_to_full_length():
+    config = padded_recipe().config
     assert config.layout == "padded"
     assert config.micro_batch_size == TUNED.micro_batch_size
-    assert config.data.num_workers == PAPER_WORKERS
+    assert config.data.num_workers == PADDED_WORKERS
 
 
 @pytest.mark.parametrize(
@@ -163,8 +161,8 @@ def test_paper_baseline_pads_to_full_length():
         pytest.param("deberta", None, id="deberta, which has no such setting"),
     ],
 )
-def test_paper_baseline_has_no_attention_dropout(model_type, dropout):
-    assert paper_recipe(with_model(model_type)).config.attention_dropout == dropout
+def test_padded_recipe_has_no_attention_dropout(model_type, dropout):
+    assert padded_recipe(with_model(model_type)).config.attention_dropout == dropout
 
 
 @pytest.mark.parametrize(
@@ -178,29 +176,29 @@ def test_paper_baseline_has_no_attention_dropout(model_type, dropout):
     ],
 )
 def test_differences_name_both_values(key, theirs, tuned):
-    difference = differences_by_key(hf_recipe(), local_ranks=2)[key]
+    difference = differences_by_key(untuned_recipe(), local_ranks=2)[key]
     assert difference == SettingDifference(key=key, theirs=theirs, tuned=tuned)
 
 
 def test_differences_are_of_settings_of_speed():
-    keys = differences_by_key(hf_recipe(), local_ranks=2)
+    keys = differences_by_key(untuned_recipe(), local_ranks=2)
     assert not any("global_batch" in key or "timeout" in key for key in keys)
 
 
 def test_recipe_does_not_differ_from_itself():
-    plain = hf_recipe().config
-    assert differences(hf_recipe(plain), plain, local_ranks=2) == []
+    plain = untuned_recipe().config
+    assert differences(untuned_recipe(plain), plain, local_ranks=2) == []
 
 
 def test_one_rank_has_no_differences_of_synchronisation():
-    keys = differences_by_key(paper_recipe(), local_ranks=1)
+    keys = differences_by_key(padded_recipe(), local_ranks=1)
     assert "compile" in keys
     assert not any(key.startswith("parallel.") for key in keys)
 
 
 def test_cpu_has_no_difference_of_tf32():
     on_cpu = TUNED.model_copy(update={"device": "cpu", "precision": "fp32"})
-    keys = differences_by_key(paper_recipe(on_cpu), on_cpu)
+    keys = differences_by_key(padded_recipe(on_cpu), on_cpu)
     assert "compile" in keys
     assert "tf32" not in keys
     assert "precision" not in keys  # equal in both
@@ -208,24 +206,24 @@ def test_cpu_has_no_difference_of_tf32():
 
 def test_free_choices_need_no_reason():
     reasons = [
-        difference.reason for difference in differences_by_key(paper_recipe()).values()
+        difference.reason for difference in differences_by_key(padded_recipe()).values()
     ]
     assert set(reasons) == {None}
 
 
-def test_explains_fewer_workers_than_the_paper():
-    recipe = paper(TUNED, GLOBAL_BATCH_TOKENS, max_workers=3, limit="3 CPUs")
+def test_explains_fewer_workers():
+    recipe = padded(TUNED, GLOBAL_BATCH_TOKENS, max_workers=3, limit="3 CPUs")
     # Equal to the tuned value, which also is 3.
     assert differences_by_key(recipe)["data.num_workers"] == SettingDifference(
         key="data.num_workers",
         theirs=3,
         tuned=3,
-        reason="the paper's 8 exceed the limit of this machine: 3 CPUs",
+        reason="8 exceed the limit of this machine: 3 CPUs",
     )
 
 
 def test_explains_a_smaller_micro_batch():
-    recipe = paper_recipe()
+    recipe = padded_recipe()
     smaller = dataclasses.replace(
         recipe,
         config=recipe.config.model_copy(update={"micro_batch_size": 32}),
@@ -238,18 +236,7 @@ def test_explains_a_smaller_micro_batch():
 
 def test_explains_attention_dropout_of_deberta():
     deberta = with_model("deberta")
-    difference = differences_by_key(paper_recipe(deberta), deberta)["attention_dropout"]
+    difference = differences_by_key(padded_recipe(deberta), deberta)[
+        "attention_dropout"
+    ]
     assert "this setting of deberta" in difference.reason
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "precise"),
-    [
-        pytest.param(0.96, 1.04, True, id="within 4 %"),
-        pytest.param(0.93, 1.02, True, id="within 4.5 %, not symmetric"),
-        pytest.param(0.9, 1.1, False, id="within 10 %"),
-        pytest.param(None, None, False, id="no bounds"),
-    ],
-)
-def test_ratio_within_five_per_cent_is_precise(low, high, precise):
-    assert is_precise(Interval(value=1.0, low=low, high=high)) is precise

@@ -1,21 +1,14 @@
-"""Baselines: transformers' Trainer with its defaults, and the paper's trainer.
+"""Untuned settings of the bundled trainer: those of torch and transformers.
 
 Only settings that affect speed change. Model, dataset, sequence length, device and the
-non-padding tokens of the global batch stay the same. Both recipes run in this project's
-trainer, so the speedup is a lower bound for the original trainers. Everything here is
-pure.
-
-The paper's trainer (undertale-re at commit 1dae6f2) also embeds positions in a loop
-over samples, and computes attention head by head. It does not fuse its optimizer, and
-synchronises twice per step to log.
+non-padding tokens of the global batch stay the same. Everything here is pure.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.base.interval import Interval
-from autotune.evidence.baseline import RecipeName, SettingDifference
+from autotune.evidence.baseline import UNTUNED, SettingDifference
 from trainer.formats.families import FAMILIES
 from trainer.formats.train_config import (
     DataSettings,
@@ -25,17 +18,15 @@ from trainer.formats.train_config import (
     tagged,
 )
 
-TUNED: RecipeName = "tuned"
-"""Name of the recipe with the tuned settings."""
-PAPER_WORKERS = 8
-"""DataLoader workers per rank in the paper's trainer."""
-PRECISE_SHARE = 0.05
-"""Half-width of a speedup's 95 % CI, as a share of the speedup, that is precise
-enough."""
+PADDED = "padded"
+"""Name of the recipe that pads samples to the full length."""
+PADDED_WORKERS = 8
+"""DataLoader workers per rank of the recipe that pads samples, as the paper's trainer
+has."""
 
-_HF_MICRO_BATCH_SIZE = 8
+_DEFAULT_MICRO_BATCH_SIZE = 8
 """Default of ``per_device_train_batch_size`` in transformers."""
-_HF_WORKERS = 0
+_DEFAULT_WORKERS = 0
 """Default of ``dataloader_num_workers`` in transformers."""
 
 _SPEED_SETTINGS = tagged(TrainConfig, Tag.SPEED)
@@ -57,7 +48,7 @@ _PLAIN_STEP = {
     "activation_checkpointing": "none",
     "compile": False,
 }
-"""Settings of a step that both baselines share: defaults of torch and transformers.
+"""Settings of a step that both recipes share: defaults of torch and transformers.
 Attention is SDPA, which ``auto`` selects in fp32."""
 
 
@@ -65,7 +56,7 @@ Attention is SDPA, which ``auto`` selects in fp32."""
 class Recipe:
     """Named training configuration to compare."""
 
-    name: RecipeName
+    name: str
     """Name, unique in a comparison."""
     config: TrainConfig
     """All settings of the training."""
@@ -74,8 +65,8 @@ class Recipe:
     names."""
 
 
-def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
-    """Return transformers' Trainer with its own defaults.
+def untuned(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
+    """Return the defaults of transformers' Trainer as settings of the bundled trainer.
 
     Each micro-batch is padded to its longest sample.
 
@@ -87,18 +78,18 @@ def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
         tuned,
         global_batch_tokens,
         layout="dynamic",
-        micro_batch_size=_HF_MICRO_BATCH_SIZE,
-        num_workers=_HF_WORKERS,
+        micro_batch_size=_DEFAULT_MICRO_BATCH_SIZE,
+        num_workers=_DEFAULT_WORKERS,
     )
-    return Recipe(name="hf-trainer", config=config, because={})
+    return Recipe(name=UNTUNED, config=config, because={})
 
 
-def paper(
+def padded(
     tuned: TrainConfig, global_batch_tokens: int, max_workers: int, limit: str
 ) -> Recipe:
-    """Return the paper's trainer, which pads samples to the full length.
+    """Return settings that pad samples to the full length, as the paper's trainer does.
 
-    It has no attention dropout. Its micro-batch has the tuned size, which the
+    They have no attention dropout. The micro-batch has the tuned size, which the
     comparison halves until it fits.
 
     Args:
@@ -107,7 +98,7 @@ def paper(
         max_workers: Most DataLoader workers of a rank on this machine.
         limit: Reason for ``max_workers``.
     """
-    workers = min(PAPER_WORKERS, max_workers)
+    workers = min(PADDED_WORKERS, max_workers)
     config = _plain(
         tuned,
         global_batch_tokens,
@@ -116,9 +107,9 @@ def paper(
         num_workers=workers,
     )
     because = {}
-    if workers < PAPER_WORKERS:
+    if workers < PADDED_WORKERS:
         because["data.num_workers"] = (
-            f"the paper's {PAPER_WORKERS} exceed the limit of this machine: {limit}"
+            f"{PADDED_WORKERS} exceed the limit of this machine: {limit}"
         )
     model_type = tuned.model.config["model_type"]
     if model_type in FAMILIES:
@@ -127,7 +118,7 @@ def paper(
         because["attention_dropout"] = (
             f"the model's own: this setting of {model_type} is not known"
         )
-    return Recipe(name="paper", config=config, because=because)
+    return Recipe(name=PADDED, config=config, because=because)
 
 
 def _plain(
@@ -199,14 +190,3 @@ def _speed_values(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
         for name in sorted(ParallelSettings.model_fields.keys() - {"timeout_s"}):
             values[f"parallel.{name}"] = getattr(config.parallel, name)
     return values
-
-
-def is_precise(ratio: Interval) -> bool:
-    """Return True if a speedup is precise enough to stop measuring.
-
-    Without bounds, it is not.
-    """
-    if ratio.low is None or ratio.high is None:
-        return False
-    half_width = (ratio.high - ratio.low) / 2
-    return half_width <= PRECISE_SHARE * ratio.value

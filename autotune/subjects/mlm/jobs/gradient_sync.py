@@ -5,20 +5,21 @@ They are taken with and without gradient synchronisation.
 
 import itertools
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from autotune.network.values import GradientSyncRequest
+from autotune.subjects.mlm.gradient_sync import GradientSyncRequest
 from autotune.subjects.mlm.jobs.loader import rank_batches
 from autotune.trials.jobs.footprint import MemoryGrowth
-from autotune.workers.jobs.batches import cached
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
+from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.step import StepResult
 from trainer.formats.train_config import gradient_accumulation_steps
@@ -26,6 +27,8 @@ from trainer.runtime.device_events import DeviceEvent, mark
 from trainer.runtime.ranks import Ranks, warm_up_libraries
 
 WARM_UP_STEPS = 2
+CACHED_BATCHES = 32
+"""Batches that are repeated; those of fewer would bias the time of a step."""
 Gradients = list[tuple[int, DeviceEvent]]
 """Number of elements of each gradient, and the event at which it was ready."""
 
@@ -60,7 +63,7 @@ def run(
         traffic.synchronise = False
     # Cached batches need no workers.
     without_workers = config.data.model_copy(update={"num_workers": 0})
-    batches = cached(
+    batches = _repeated(
         rank_batches(
             dataset,
             config.model_copy(update={"data": without_workers}),
@@ -100,6 +103,11 @@ def run(
         )[0],
         "peak_bytes": memory.peak_bytes(),
     }
+
+
+def _repeated(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """Return an endless iterator over the first batches of another."""
+    return itertools.cycle(list(itertools.islice(batches, CACHED_BATCHES)))
 
 
 class _LastPass:

@@ -1,7 +1,7 @@
-"""The recipe of the paper's public trainer (arXiv 2509.05258), as a script of ours.
+"""The model and the step of the paper's public trainer (arXiv 2509.05258).
 
-It is written from facts about that trainer (``undertale-re``, commit 1dae6f2), and
-unlike ``benchmarks.paper`` it does not have BERT's mathematics:
+They are written from facts about that trainer (``undertale-re``, commit 1dae6f2), and
+do not have BERT's mathematics:
 
 * Model: layers that normalise before attention and MLP; attention head by head, with a
   matrix of weights in memory, which are not dropped; dropout in embeddings and after
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-BATCH, WORKERS, DROPOUT, EPSILON, LEARNING_RATE = 64, 8, 0.1, 1e-12, 1e-4
+DROPOUT, EPSILON, LEARNING_RATE = 0.1, 1e-12, 1e-4
 IDS_PER_SEPARATOR = 4
 """Every fourth id ends an instruction, as ids of the datasets here mean nothing: about
 one token in 4.6, which is the length of an instruction."""
@@ -178,7 +178,7 @@ class RecipeStep:
         device: The device.
     """
 
-    def __init__(self, model: RecipeModel, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model = model
         self.device = device
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)

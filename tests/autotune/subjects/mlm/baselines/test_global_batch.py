@@ -4,7 +4,10 @@ import contextlib
 
 import pytest
 
-from autotune.baseline.dataset_recipes import non_padding_share, recipes_to_compare
+from autotune.subjects.mlm.baselines.global_batch import (
+    global_batch_tokens,
+    non_padding_share,
+)
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import CONFIG
 from trainer.data.dataset import TokenDataset
@@ -30,23 +33,13 @@ def dataset(tmp_path_factory):
         yield opened
 
 
-def global_batches(tuned, dataset) -> dict[str, int | None]:
-    """Return the global batch of each recipe in tokens; None if in sequences."""
-    recipes = recipes_to_compare(tuned, dataset, max_workers=2, limit="2 CPUs")
-    return {name: recipe.config.global_batch_tokens for name, recipe in recipes.items()}
+def test_global_batch_of_sequences_is_known_in_tokens(dataset):
+    assert global_batch_tokens(TUNED, dataset) == 10 * SEQ_LENGTH_TOKENS
 
 
-def test_baselines_get_the_global_batch_in_tokens(dataset):
-    assert global_batches(TUNED, dataset) == {
-        "tuned": None,
-        "hf-trainer": 10 * SEQ_LENGTH_TOKENS,
-        "paper": 10 * SEQ_LENGTH_TOKENS,
-    }
-
-
-def test_baselines_keep_a_global_batch_in_tokens(dataset):
+def test_global_batch_in_tokens_is_kept(dataset):
     in_tokens = TUNED.model_copy(update={"global_batch_tokens": 77})
-    assert global_batches(in_tokens, dataset)["hf-trainer"] == 77
+    assert global_batch_tokens(in_tokens, dataset) == 77
 
 
 @pytest.mark.parametrize(

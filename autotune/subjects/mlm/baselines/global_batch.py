@@ -1,36 +1,12 @@
-"""Recipes to compare on a dataset, with equally many non-padding tokens."""
+"""The global batch that baselines share: equally many non-padding tokens."""
 
-from autotune.baseline.decide.recipes import TUNED, Recipe, hf_trainer, paper
-from autotune.evidence.baseline import RecipeName
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.sequence_statistics import sequence_statistics
 from trainer.formats.train_config import TRIMMED_LAYOUTS, TrainConfig
 
 
-def recipes_to_compare(
-    tuned: TrainConfig, dataset: TokenDataset, max_workers: int, limit: str
-) -> dict[RecipeName, Recipe]:
-    """Return the tuned recipe, and after it both baselines, by name.
-
-    On average, their global batches have the same number of non-padding tokens.
-
-    Args:
-        tuned: Configuration of the tuned settings.
-        dataset: Dataset of the training.
-        max_workers: Most DataLoader workers of a rank on this machine.
-        limit: Reason for ``max_workers``.
-    """
-    global_batch_tokens = _global_batch_tokens(tuned, dataset)
-    recipes = (
-        Recipe(name=TUNED, config=tuned, because={}),
-        hf_trainer(tuned, global_batch_tokens),
-        paper(tuned, global_batch_tokens, max_workers, limit),
-    )
-    return {recipe.name: recipe for recipe in recipes}
-
-
-def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
+def global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
     """Return the average number of non-padding tokens in the tuned global batch."""
     if tuned.global_batch_tokens:
         return tuned.global_batch_tokens

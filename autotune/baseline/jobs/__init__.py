@@ -1,0 +1,1 @@
+"""Jobs of a comparison, in a trial's child process."""

@@ -1,0 +1,305 @@
+"""The contenders of a profile on this machine.
+
+They are its tuned settings, and the baselines of its subject.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from autotune.baseline.contender import Contender
+from autotune.baseline.values import UntunedRequest
+from autotune.errors import NotCheckable
+from autotune.evidence.baseline import TUNED, UNTUNED, SettingDifference
+from autotune.evidence.profile import Fingerprint
+from autotune.machine.measured_device import local_ranks
+from autotune.profiles.local_probe import require_local, require_local_probe
+from autotune.profiles.store import StoredProfile
+from autotune.subjects.baseline import LOADER_SETTINGS, Baseline
+from autotune.subjects.bench import CodeBench
+from autotune.subjects.mlm.baselines.comparison import (
+    trainer_baselines,
+    tuned_trainer,
+)
+from autotune.subjects.mlm.workers.windows import training_windows
+from autotune.subjects.subject import Argument
+from autotune.trials.fingerprint import fingerprint
+from autotune.trials.runner import TrialRunner
+from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
+from autotune.trials.trial_bench import Bench
+from autotune.workers.values import CallTable
+from autotune.workers.windows import SubjectWindows, windows_of_code
+from trainer.formats.manifest import read_manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSide:
+    """A profile of the bundled trainer on this machine."""
+
+    stored: StoredProfile
+    windows: SubjectWindows[Any]
+    """Windows of the tuned settings."""
+    fingerprint: Fingerprint
+    """Fingerprint of this machine, with the model and the dataset."""
+    fit_local: Mapping[str, Any]
+    """Inputs of checks that a size fits."""
+
+    def tuned(self, name: str = TUNED) -> Contender:
+        """Return the tuned settings."""
+        subject = self.windows.subject
+        return self._contender(tuned_trainer(name, subject, self.windows.request.data))
+
+    def contenders(
+        self, runner: TrialRunner, untuned: Mapping[str, Argument]
+    ) -> list[Contender]:
+        """Return the tuned settings, and after them the baselines.
+
+        Args:
+            runner: Runner of trials; none is needed.
+            untuned: Settings before tuning, as you gave them.
+
+        Raises:
+            NotCheckable: If you gave any: the trainer has its own.
+        """
+        if untuned:
+            raise NotCheckable(
+                "--untuned cannot be used with a profile of the bundled trainer, whose"
+                " untuned settings are those of torch and transformers",
+                next_step="Remove --untuned.",
+            )
+        probe = require_local_probe(self.stored)
+        most, limit = self.windows.limits.max_workers()
+        baselines = trainer_baselines(
+            self.windows.subject,
+            self.windows.request.data,
+            most,
+            limit,
+            micro_batches=probe.gradient_accumulation_steps,
+        )
+        return [self._contender(baseline) for baseline in baselines]
+
+    def _contender(self, baseline: Baseline) -> Contender:
+        return Contender(
+            baseline=baseline,
+            windows=self.windows,
+            units_per_batch_of_size=baseline.subject.size.units_per_size,
+            fit_local=dict(self.fit_local),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSide:
+    """A profile of your own code on this machine."""
+
+    stored: StoredProfile
+    bench: CodeBench
+    """Machine, and what was learned of your code when it was imported."""
+    windows: SubjectWindows[Any]
+    """Windows of the tuned settings."""
+    fingerprint: Fingerprint
+    """Fingerprint of this machine, with your code."""
+    fit_local: Mapping[str, Any]
+    """Inputs of checks that a size fits."""
+
+    def tuned(self, name: str = TUNED) -> Contender:
+        """Return the tuned settings."""
+        settings = self.stored.profile.settings
+        loader_settings = {
+            setting: settings[setting]
+            for setting in LOADER_SETTINGS
+            if setting in settings
+        }
+        choice = {
+            setting: value
+            for setting, value in settings.items()
+            if setting not in LOADER_SETTINGS
+        }
+        return self._contender(
+            Baseline(
+                name=name,
+                subject=self.bench.subject,
+                choice=choice,
+                loader_settings=loader_settings if self._has_loader else {},
+                fed_by=self._fed_by,
+            )
+        )
+
+    def contenders(
+        self, runner: TrialRunner, untuned: Mapping[str, Argument]
+    ) -> list[Contender]:
+        """Return the tuned settings, and after them the untuned ones.
+
+        Args:
+            runner: Runner of the trial that asks your code for its defaults.
+            untuned: Settings before tuning, as you gave them.
+
+        Raises:
+            NotCheckable: If the size before tuning is not known.
+        """
+        tuned = self.tuned()
+        told = {**self._defaults(runner), **untuned}
+        before = self._untuned(tuned.baseline, told)
+        baseline = tuned.baseline
+        if self._has_loader and not baseline.loader_settings:
+            # The loader was not tuned.
+            baseline = replace(baseline, loader_settings=before.loader_settings)
+        before = replace(before, differences=_differences(before, baseline))
+        return [replace(tuned, baseline=baseline), self._contender(before)]
+
+    @property
+    def _fed_by(self) -> Literal["loader", "step", "training"]:
+        """Source of the batches in a window."""
+        probe = self.stored.profile.evidence.probe
+        if probe is not None and probe.trains:
+            return "training"
+        return "loader" if self._has_loader else "step"
+
+    @property
+    def _has_loader(self) -> bool:
+        return self.bench.subject.loader({}) is not None
+
+    def _untuned(self, tuned: Baseline, told: Mapping[str, Any]) -> Baseline:
+        """Return the untuned settings.
+
+        Args:
+            tuned: The tuned settings.
+            told: Values before tuning by name; None if one is not known.
+
+        Raises:
+            NotCheckable: If the size before tuning is not known.
+        """
+        size = tuned.subject.size.name
+        choice = {
+            name: value
+            for name, value in told.items()
+            if name not in LOADER_SETTINGS and value is not None
+        }
+        if tuned.size is not None and size not in choice:
+            raise NotCheckable(
+                f"{tuned.subject.words} has no default for {size}, so the size before"
+                " tuning is not known",
+                next_step=(
+                    f"Name it: autotune baseline {self.stored.path} --untuned {size}=N;"
+                    f" or give {size} a default in your function"
+                ),
+            )
+        if tuned.size is None:
+            choice.pop(size, None)
+        loader_settings = {
+            name: told[name]
+            for name in LOADER_SETTINGS
+            if told.get(name) is not None and self._has_loader
+        }
+        return Baseline(
+            name=UNTUNED,
+            subject=tuned.subject,
+            choice=choice,
+            loader_settings=loader_settings,
+            fed_by=self._fed_by,
+            fit_choice={},
+        )
+
+    def _defaults(self, runner: TrialRunner) -> Mapping[str, Any]:
+        """Return what your functions or their library take by default.
+
+        Raises:
+            BadInput: If your code cannot tell.
+            Undecided: If the trial fails.
+        """
+        call = self.bench.subject.untuned()
+        if call is None:
+            return {}
+        request = UntunedRequest(
+            call=CallTable.of_call(call), source_sha256=self.windows.source_sha256
+        )
+        timeout_s = self.windows.request.trial_timeout_s
+        trial = request.trial(timeout_s=timeout_s, **self.windows.local)
+        outcome = runner.run(trial, "settings before tuning")
+        measured = runner.require_measured("the settings before tuning", outcome)
+        settings: Mapping[str, Any] = measured.figures["settings"]
+        return settings
+
+    def _contender(self, baseline: Baseline) -> Contender:
+        size = baseline.subject.size
+        counts_by_size = (
+            not self._has_loader or size.name in self.bench.loader_parameters
+        )
+        return Contender(
+            baseline=baseline,
+            windows=self.windows,
+            units_per_batch_of_size=size.units_per_size if counts_by_size else None,
+            fit_local=dict(self.fit_local),
+        )
+
+
+Side = TrainerSide | CodeSide
+"""A profile on this machine."""
+
+
+def open_side(bench: Bench, stored: StoredProfile, request: SweepRequest) -> Side:
+    """Return a profile on this machine, which must be the one that it was made on.
+
+    Args:
+        bench: Machine that runs the trials. For a profile of your own code it must be a
+            ``CodeBench`` of that code.
+        stored: The profile.
+        request: Windows to measure.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, subject or dataset.
+    """
+    ranks = request.local_ranks or stored.profile.local_ranks
+    ranks = local_ranks(bench.site, ranks)
+    request = replace(request, local_ranks=ranks)
+    fit_local = {"device_used_before_bytes": bench.used_before_bytes(ranks)}
+    if stored.profile.has_train:
+        return _trainer_side(bench, stored, request, fit_local, ranks)
+    assert isinstance(bench, CodeBench), "your code is imported by its own bench"
+    require_local(stored, bench.fingerprint)
+    return CodeSide(
+        stored=stored,
+        bench=bench,
+        windows=windows_of_code(bench.subject, {}, request, bench),
+        fingerprint=bench.fingerprint,
+        fit_local={**fit_local, "directory": str(bench.directory.resolve())},
+    )
+
+
+def _trainer_side(
+    bench: Bench,
+    stored: StoredProfile,
+    request: SweepRequest,
+    fit_local: Mapping[str, Any],
+    ranks: int,
+) -> TrainerSide:
+    """Return a profile of the bundled trainer on this machine."""
+    model = stored.profile.train.model
+    manifest = read_manifest(request.data)
+    here = fingerprint(bench.site, model, manifest, bench.server.versions.get("cuda"))
+    require_local_probe(stored, here)
+    session = Session(
+        site=bench.site,
+        server=bench.server,
+        machine=bench.machine,
+        display=bench.display,
+        load_average_1min=bench.load_average_1min,
+        manifest=manifest,
+    )
+    return TrainerSide(
+        stored=stored,
+        windows=training_windows(session, stored.profile.train, request, ranks),
+        fingerprint=here,
+        fit_local=fit_local,
+    )
+
+
+def _differences(untuned: Baseline, tuned: Baseline) -> Sequence[SettingDifference]:
+    """Return the settings in which untuned and tuned ones differ."""
+    theirs = {**untuned.choice, **untuned.loader_settings}
+    of_tuned = {**tuned.choice, **tuned.loader_settings}
+    return [
+        SettingDifference(key=name, theirs=theirs.get(name), tuned=of_tuned.get(name))
+        for name in dict.fromkeys((*of_tuned, *theirs))
+        if theirs.get(name) != of_tuned.get(name)
+    ]
