@@ -117,7 +117,7 @@ class Evidence(StrictTable):
     confirm: ConfirmEvidence | None = None
     """Throughput of the tuned settings, as promised and as delivered by training."""
     baseline: BaselineEvidence | None = None
-    """Speed of the tuned settings, compared with defaults."""
+    """Speed of the tuned settings, compared with untuned ones."""
 
 
 class Constraints(StrictTable):

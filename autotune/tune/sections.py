@@ -132,8 +132,8 @@ def _summary(profiles: Sequence[Profile]) -> tuple[Block, ...]:
     blocks: list[Block] = []
     if trained:
         note = (
-            "tokens/s: non-padding; vs defaults, vs paper: speedup; in parentheses: 95"
-            " % intervals"
+            "tokens/s: non-padding; vs: speedup over a baseline; in parentheses: 95 %"
+            " intervals"
         )
         names = [profile.train.model.name for profile in trained]
         blocks += [summary_table(trained, names), Paragraph(words=(note,))]
