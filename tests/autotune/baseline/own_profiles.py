@@ -9,7 +9,7 @@ from autotune.evidence.profile import Constraints, Evidence
 from autotune.profiles.store import StoredProfile, read_profile, write_profile
 from autotune.subjects.bench import CodeBench, open_own
 from autotune.subjects.code_profile import new_profile
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
 
 DIRECTORY = Path(__file__).parent
@@ -17,16 +17,16 @@ TIMEOUT_S = 120.0
 TUNED_SIZE = 16
 
 
-def own_code(step: str, *, loader: bool = False, **fields: object) -> OwnCode:
+def own_code(step: str, *, loader: bool = False, **fields: object) -> FunctionSubject:
     """Return a step of ``own_steps``, with its loader if requested."""
     names = {"step_function": f"own_steps:{step}"}
     if loader:
         names["loader_function"] = "own_steps:build_loader"
-    return OwnCode(**names, **fields)
+    return FunctionSubject(**names, **fields)
 
 
 @contextlib.contextmanager
-def bench_of(code: OwnCode, **options: object) -> Iterator[CodeBench]:
+def bench_of(code: FunctionSubject, **options: object) -> Iterator[CodeBench]:
     """Open a bench on this CPU that has imported the code."""
     with open_own("cpu", code, TIMEOUT_S, DIRECTORY, **options) as bench:
         yield bench

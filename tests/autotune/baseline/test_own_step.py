@@ -2,10 +2,11 @@
 
 import pytest
 
-from autotune.baseline.stage import compare_recipes
-from autotune.errors import NotCheckable
+from autotune.baseline.stage import compare_profiles, compare_recipes
+from autotune.errors import BadInput, NotCheckable
 from autotune.profiles.store import read_profile
 from tests.autotune.baseline.own_profiles import (
+    DIRECTORY,
     TUNED_SIZE,
     bench_of,
     own_code,
@@ -46,3 +47,35 @@ def test_size_without_default_must_be_named(tmp_path):
         )
     (difference,) = compared.rows[0].differences
     assert (difference.theirs, difference.tuned) == (4, TUNED_SIZE)
+
+
+def test_compares_profiles_of_two_steps(tmp_path, monkeypatch):
+    # The other profile's code is imported from the working directory.
+    monkeypatch.chdir(DIRECTORY)
+    with bench_of(own_code("build_sized_step")) as bench:
+        other = write_own_profile(tmp_path / "other.toml", bench)
+    with bench_of(own_code("build_step"), imports_in_trials=True) as bench:
+        stored = write_own_profile(tmp_path / "own.toml", bench)
+        request = request_in(tmp_path)
+        compared = compare_profiles(bench, stored, [other], request, rounds=1)
+        with pytest.raises(BadInput, match="same name"):
+            compare_profiles(bench, stored, [other, other], request, rounds=1)
+    assert [row.name for row in compared.rows] == ["other", "tuned"]
+    assert compared.rows[0].speedup > 0
+    assert compared.unit == "samples"
+    assert read_profile(stored.path).profile.evidence.baseline is None
+
+
+def test_compares_other_units_by_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(DIRECTORY)
+    images = own_code("build_sized_step", along="micro_batch_size", unit="images")
+    rolls = own_code("build_step", unit="rolls", units_per_size=2.0)
+    with bench_of(images) as bench:
+        other = write_own_profile(tmp_path / "other.toml", bench)
+    with bench_of(rolls, imports_in_trials=True) as bench:
+        stored = write_own_profile(tmp_path / "own.toml", bench)
+        compared = compare_profiles(
+            bench, stored, [other], request_in(tmp_path), rounds=1
+        )
+    # Both sizes are numbers of samples.
+    assert compared.unit == "samples"
