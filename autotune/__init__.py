@@ -12,7 +12,8 @@ torch.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.api.finders import find_batch_size, find_num_workers
+    from autotune.api.batch_size import find_batch_size
+    from autotune.api.num_workers import find_num_workers
     from autotune.api.prediction import estimate
     from autotune.errors import AutotuneError
     from autotune.profiles.store import read_profile
@@ -30,8 +31,8 @@ __version__ = "0.1.0"
 _MODULES = {
     "AutotuneError": "autotune.errors",
     "estimate": "autotune.api.prediction",
-    "find_batch_size": "autotune.api.finders",
-    "find_num_workers": "autotune.api.finders",
+    "find_batch_size": "autotune.api.batch_size",
+    "find_num_workers": "autotune.api.num_workers",
     "read_profile": "autotune.profiles.store",
 }
 """Module of each public name, imported when the name is first used."""

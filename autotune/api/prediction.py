@@ -1,11 +1,12 @@
 """``estimate``: the memory and speed of a model on a GPU, predicted without one."""
 
+from autotune.api.amounts import bytes_of
+from autotune.api.shown_progress import Progress, display_of
 from autotune.base.defaults import (
     MAX_MICRO_BATCH_SIZE,
     SEQ_LENGTH_TOKENS,
     VOCAB_SIZE,
 )
-from autotune.base.units import parse_bytes
 from autotune.subjects.mlm.memory.prediction import predict, settings_of_step
 from autotune.subjects.mlm.memory.target import PredictionRequest, find_target
 from autotune.subjects.mlm.memory.values import PredictedModel
@@ -26,6 +27,7 @@ def estimate(
     accumulate: bool = True,
     vocab_size: int = VOCAB_SIZE,
     max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE,
+    progress: Progress = True,
 ) -> PredictedModel:
     """Predict the largest micro-batch of a model on a GPU, without a GPU.
 
@@ -43,6 +45,7 @@ def estimate(
         accumulate: True if an optimizer step has several micro-batches on each rank.
         vocab_size: Tokens of the vocabulary.
         max_micro_batch_size: Largest size to predict.
+        progress: As for ``find_batch_size``.
 
     Returns:
         The largest size, with its memory breakdown.
@@ -64,7 +67,7 @@ def estimate(
     request = PredictionRequest(
         configs=(config,),
         gpu=gpu,
-        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory,
+        memory_bytes=None if memory is None else bytes_of(memory),
         data=None,
         vocab_size=vocab_size,
         ranks=ranks,
@@ -73,9 +76,10 @@ def estimate(
         pipeline_stages=1,
         max_micro_batch_size=max_micro_batch_size,
     )
-    answer, rejected = predict(
-        request, find_target(request), what_if=False, update=lambda *_: None
-    )
+    with display_of(progress).show(f"estimate {model}") as update:
+        answer, rejected = predict(
+            request, find_target(request), what_if=False, update=update
+        )
     for error in rejected.values():
         raise error
     (predicted,) = answer.models

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import inspect
 import subprocess
 import sys
 import time
@@ -13,11 +12,9 @@ import pytest
 import torch
 
 from autotune import find_batch_size, find_num_workers
-from autotune.api import finders
+from autotune.api.functions import importable_name, is_guarded
 from autotune.errors import ExceedsMemory
-from autotune.memory.code_stage import StepProbe
 from autotune.subjects.jobs.describe import described_sha256
-from autotune.subjects.own.subject import FunctionSubject
 from tests.autotune.subjects.own.hostile import step_of
 
 pytestmark = pytest.mark.system
@@ -129,27 +126,24 @@ class Builder:
     ids=["partial", "callable object", "bound method", "lambda"],
 )
 def test_tries_unimportable_builder_in_this_process(tmp_path, build):
-    result = finders._found(
-        StepProbe(
-            subject=FunctionSubject(),
-            reports=tmp_path,
-            memory_bytes=60_000_000,
-            max_size=4,
-        ),
-        "cpu",
+    result = find_batch_size(
         build,
-        next(iter(inspect.signature(build).parameters)),
+        memory="60MB",
+        device="cpu",
+        headroom=0,
+        max_size=4,
+        reports=tmp_path,
     )
     assert result.verified_in == "this process"
     assert result.feasible_max == 4
 
 
 def test_imports_only_what_another_process_defines():
-    assert finders._importable(step_of) == "tests.autotune.subjects.own.hostile:step_of"
+    assert importable_name(step_of) == "tests.autotune.subjects.own.hostile:step_of"
     made = {"__name__": __name__}
     exec("def step_of(size): ...", made)
-    assert finders._importable(made["step_of"]) is None
-    assert finders._guarded(Path(__file__), 1) is False
+    assert importable_name(made["step_of"]) is None
+    assert is_guarded(Path(__file__), 1) is False
 
 
 def test_decorator_fixes_arguments_of_the_call(tmp_path):
@@ -265,3 +259,23 @@ def test_counts_workers_of_a_closure(tmp_path):
     within = result.undecided_between or (result.value, result.value)
     assert within[0] <= 1 <= within[-1]
     assert result.measured_in == "this process"
+
+
+def test_progress_reaches_a_function(tmp_path, capsys):
+    notes = []
+
+    def keep(completed, total, note):
+        notes.append(note)
+
+    search = functools.partial(
+        find_batch_size,
+        step_of,
+        memory="60MB",
+        device="cpu",
+        max_size=2,
+        reports=tmp_path,
+    )
+    search(progress=keep)
+    assert notes
+    search(progress=False)
+    assert "probe" not in capsys.readouterr().err
