@@ -47,7 +47,7 @@ class BatchSize:
     trials: int
     """Trials that ran now; 0 if all were in the trial log."""
     verified_in: MeasuredIn
-    """Where trials ran."""
+    """Processes that ran the trials."""
 
     def __int__(self) -> int:
         return self.value

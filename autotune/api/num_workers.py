@@ -38,7 +38,7 @@ class NumWorkers:
     worker_bytes: int | None
     """Private memory of the largest worker; None if there was none."""
     measured_in: MeasuredIn
-    """Where trials ran."""
+    """Processes that ran the trials."""
 
     def __int__(self) -> int:
         return self.value

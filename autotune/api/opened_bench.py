@@ -18,8 +18,8 @@ from autotune.trials.session import open_bench
 from trainer.formats.errors import TrainerError
 
 MeasuredIn = Literal["fresh processes", "this process"]
-"""Where trials ran. In ``fresh processes`` results are exact; in ``this process``, what
-earlier trials left in memory counts."""
+"""Processes that ran the trials. In ``fresh processes`` results are exact; in ``this
+process``, what earlier trials left in memory counts."""
 
 
 @contextlib.contextmanager

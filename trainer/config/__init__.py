@@ -1,4 +1,4 @@
-"""Settings of a run: where their values come from.
+"""Settings of a run, and the source of each value.
 
 ``trainer.formats.train_config`` declares every setting with its default and meaning;
 begin reading there. ``resolve.resolve`` combines a profile with the command line and
