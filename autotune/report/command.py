@@ -58,14 +58,11 @@ def report(
     if form == "pr":
         print(pull_request_text(profile, reports, runs=run or (), data=data))
         return
-    place = out or report_directory(profile[0], reports) / "report.html"
-    places = build_report(profile, reports, place, runs=run or (), data=data)
-    said = (
-        f"report: {places['html']}\nMarkdown: {places['markdown']}\nJSON:"
-        f" {places['json']}"
-    )
-    print(
-        answer_json({name: str(path) for name, path in places.items()})
-        if as_json
-        else said
-    )
+    html_path = out or report_directory(profile[0], reports) / "report.html"
+    paths = build_report(profile, reports, html_path, runs=run or (), data=data)
+    if as_json:
+        print(answer_json({name: str(path) for name, path in paths.items()}))
+        return
+    print(f"report: {paths['html']}")
+    print(f"Markdown: {paths['markdown']}")
+    print(f"JSON: {paths['json']}")

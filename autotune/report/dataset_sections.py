@@ -1,4 +1,7 @@
-"""Sections of the report about datasets: sample lengths, padding and packing."""
+"""Sections of the report about datasets: sample lengths, padding and packing.
+
+Begin with ``lengths_section``.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -9,15 +12,21 @@ from autotune.base.document import (
     Histogram,
     HistogramBin,
     Missing,
-    Paragraph,
     ReferenceLine,
     Table,
     facts_table,
+    paragraph,
     table_of,
 )
 from autotune.base.tables import Row
 from autotune.base.units import format_count, format_share
 from autotune.base.wording import format_number, plural
+from autotune.corpus.sections import (
+    SHOWN_PERCENTILES,
+    bin_label,
+    dataset_facts,
+    doublings,
+)
 from autotune.corpus.values import (
     SPECIAL_TOKENS_PER_SAMPLE,
     LengthDistribution,
@@ -27,12 +36,6 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from autotune.profiles.reported_profile import ReportedProfile
     from autotune.report.values import ReportedRun
     from trainer.formats.manifest import Manifest
-from autotune.corpus.sections import (
-    SHOWN_PERCENTILES,
-    bin_label,
-    dataset_facts,
-    doublings,
-)
 
 
 def lengths_section(
@@ -42,62 +45,67 @@ def lengths_section(
 
     Each dataset and sequence length is shown once.
     """
-    told: dict[tuple[str, int], str] = {}
-
-    def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
-        if not one.profile.has_train:
-            return ()  # code of yours reads its own data
-        if one.dataset is None:
-            command = f"autotune report {one.quoted} --data DIR"
-            return (
+    blocks_by_profile: dict[str, tuple[Block, ...]] = {}
+    first_titles: dict[tuple[str, int], str] = {}
+    for reported in profiles:
+        packing = _packing(reported, runs)
+        if not reported.profile.has_train:
+            lengths: tuple[Block, ...] = ()  # code of yours reads its own data
+        elif reported.dataset is None:
+            lengths = (
                 Missing(
-                    subject=f"Sample lengths ({one.dataset_lacking})",
-                    commands=(command,),
+                    subject=f"Sample lengths ({reported.dataset_lacking})",
+                    commands=(f"autotune report {reported.quoted} --data DIR",),
                 ),
             )
-        first = told.setdefault(
-            (one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title
+        else:
+            seq_length_tokens = reported.profile.train.seq_length_tokens
+            first = first_titles.setdefault(
+                (reported.dataset.dataset_hash, seq_length_tokens), reported.title
+            )
+            if first == reported.title:
+                lengths = _lengths(reported.dataset, seq_length_tokens)
+            else:
+                lengths = (paragraph(f"Same dataset and sequence length as {first}."),)
+        blocks_by_profile[reported.title] = (*lengths, *packing)
+    return blocks_by_profile
+
+
+def _lengths(manifest: "Manifest", seq_length_tokens: int) -> tuple[Block, ...]:
+    """Return the chart of sample lengths, or why there is none, and the facts."""
+    lengths = LengthDistribution(**manifest.train.length_histogram.model_dump())
+    if not lengths.samples:
+        return (paragraph("The dataset's training split is empty."),)
+    table = _dataset(manifest, lengths, seq_length_tokens)
+    if lengths.unknown:
+        reason = "The dataset's manifest has no sample lengths to draw."
+        return (paragraph(reason), table)
+    if lengths.samples == lengths.counts[-1]:
+        # The last bin has no end, so it has no bar.
+        reason = (
+            f"All {plural(lengths.samples, 'sample')} have"
+            f" {bin_label(lengths.edges[-1], None)} tokens: no chart."
         )
-        if first != one.title:
-            return (
-                Paragraph(words=(f"Same dataset and sequence length as {first}.",)),
-            )
-        spread = LengthDistribution(**one.dataset.train.length_histogram.model_dump())
-        if not spread.samples:
-            return (Paragraph(words=("The dataset's training split is empty.",)),)
-        table = _dataset(one, one.dataset, spread)
-        if spread.unknown:
-            reason = "The dataset's manifest has no sample lengths to draw."
-            return (Paragraph(words=(reason,)), table)
-        if spread.samples == spread.counts[-1]:
-            # The last bin has no end, so it has no bar.
-            reason = (
-                f"All {plural(spread.samples, 'sample')} have"
-                f" {bin_label(spread.edges[-1], None)} tokens: no chart."
-            )
-            return (Paragraph(words=(reason,)), table)
-        return (_chart(one, spread), table)
-
-    return {one.title: (*blocks(one), *_packing(one, runs)) for one in profiles}
+        return (paragraph(reason), table)
+    return (_chart(lengths, seq_length_tokens), table)
 
 
-def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
-    seq_length_tokens = one.profile.train.seq_length_tokens
-    bins = doublings(spread.edges, spread.counts)
-    drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
-    samples = spread.samples
-    most = [
-        f"{percentile} % have at most"
-        f" {format_number(round(spread.percentile_tokens(percentile / 100) or 0))}"
+def _chart(lengths: LengthDistribution, seq_length_tokens: int) -> Chart:
+    bins = doublings(lengths.edges, lengths.counts)
+    samples = lengths.samples
+    drawn = [(start, end, count) for start, end, count in bins if end is not None]
+    beyond = sum(count for _, end, count in bins if end is None)
+    percentiles = [
+        f"{percentile} % have at most {_percentile_tokens(lengths, percentile)}"
         for percentile in SHOWN_PERCENTILES
     ]
-    fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-    beyond = sum(n for _, end, n in bins if end is None)
+    max_sample_tokens = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    truncated_share = lengths.truncated_share(max_sample_tokens)
     return Chart(
         title="Sample lengths",
         description=(
-            f"Tokens of {plural(samples, 'sample')}: {', '.join(most)}."
-            f" {format_share(spread.truncated_share(fits))} exceed the {fits} tokens"
+            f"Tokens of {plural(samples, 'sample')}: {', '.join(percentiles)}."
+            f" {format_share(truncated_share)} exceed the {max_sample_tokens} tokens"
             " that fit in a sequence without its special tokens;"
             f" {format_share(beyond / samples)} are beyond the right edge. The width of"
             " bars doubles."
@@ -113,72 +121,82 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
             # A logarithmic axis has no 0, so the first bin is as wide as the others.
             bins=tuple(
                 HistogramBin(
-                    start=max(first, end / 2), end=float(end), height=n / samples
+                    start=max(start, end / 2), end=float(end), height=count / samples
                 )
-                for first, end, n in drawn
+                for start, end, count in drawn
             ),
             reference_lines=(
-                ReferenceLine(value=float(fits), label="sequence length"),
+                ReferenceLine(value=float(max_sample_tokens), label="sequence length"),
             ),
         ),
         table=table_of(
             "Samples by length (training split, special tokens not counted)",
             bins,
-            ("tokens", "r", lambda one: bin_label(one[0], one[1])),
-            ("samples", "r", lambda one: format_count(one[2])),
-            ("share", "r", lambda one: format_share(one[2] / samples)),
+            ("tokens", "r", lambda row: bin_label(row[0], row[1])),
+            ("samples", "r", lambda row: format_count(row[2])),
+            ("share", "r", lambda row: format_share(row[2] / samples)),
             long=True,
         ),
     )
 
 
 def _dataset(
-    one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution
+    manifest: "Manifest", lengths: LengthDistribution, seq_length_tokens: int
 ) -> Table:
-    length = one.profile.train.seq_length_tokens
-    if spread.unknown:
+    """Return the facts about a dataset; those on lengths only if they are known."""
+    if lengths.unknown:
         return facts_table("The dataset", [*dataset_facts(manifest, None).items()])
-    lengths = "  ".join(
-        f"p{p} {format_number(round(spread.percentile_tokens(p / 100) or 0))}"
-        for p in SHOWN_PERCENTILES
+    percentiles = "  ".join(
+        f"p{percentile} {_percentile_tokens(lengths, percentile)}"
+        for percentile in SHOWN_PERCENTILES
+    )
+    truncated_share = lengths.truncated_share(
+        seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     )
     rows: list[Row] = [
-        *dataset_facts(manifest, lengths).items(),
-        ["mean tokens per sample", format_number(spread.mean_tokens() or 0.0)],
+        *dataset_facts(manifest, percentiles).items(),
+        ["mean tokens per sample", format_number(lengths.mean_tokens() or 0.0)],
+        ["truncated samples", format_share(truncated_share)],
         [
-            "truncated samples",
-            format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE)),
-        ],
-        [
-            f"padding, one sample per sequence of {length}",
-            format_share(spread.padding_waste(length)),
+            f"padding, one sample per sequence of {seq_length_tokens}",
+            format_share(lengths.padding_waste(seq_length_tokens)),
         ],
     ]
     return facts_table("The dataset", rows)
 
 
+def _percentile_tokens(lengths: LengthDistribution, percentile: int) -> str:
+    tokens = lengths.percentile_tokens(percentile / 100) or 0
+    return format_number(round(tokens))
+
+
 def _packing(
-    one: "ReportedProfile", runs: "tuple[ReportedRun, ...]"
+    reported: "ReportedProfile", runs: "tuple[ReportedRun, ...]"
 ) -> tuple[Block, ...]:
     """Return the share of non-padding tokens in a profile's layout and in its runs."""
     from autotune.evidence.profile import fill_share
 
     rows: list[Row] = []
-    if (filled := fill_share(one.profile)) is not None:
+    expected_share = fill_share(reported.profile)
+    if expected_share is not None:
+        layout = reported.profile.train.layout
         rows.append(
-            [
-                f"{one.profile.train.layout} sequences of this dataset",
-                format_share(filled),
-            ]
+            [f"{layout} sequences of this dataset", format_share(expected_share)]
         )
     for run in runs:
-        if steps := run.run.steps if run.profile_path == one.path else ():
-            share = sum(step.non_padding_tokens for step in steps) / max(
-                1, sum(step.padded_tokens for step in steps)
-            )
-            rows.append([f"steps of {run.name}", format_share(share)])
-    columns = (
+        steps = run.run.steps
+        if run.profile_path != reported.path or not steps:
+            continue
+        non_padding_tokens = sum(step.non_padding_tokens for step in steps)
+        padded_tokens = sum(step.padded_tokens for step in steps)
+        share = non_padding_tokens / max(1, padded_tokens)
+        rows.append([f"steps of {run.name}", format_share(share)])
+    if not rows:
+        return ()
+    table = table_of(
+        "Packing efficiency",
+        rows,
         ("sequences", "l", lambda row: row[0]),
         ("non-padding share", "r", lambda row: row[1]),
     )
-    return (table_of("Packing efficiency", rows, *columns),) if rows else ()
+    return (table,)

@@ -29,11 +29,16 @@ from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.values import FinishedTrial
 
-FEW_WINDOWS, SHORT_WINDOW_S = 5, 1.0
-"""Fewest windows of a row, and shortest window, that leave no doubt."""
-WIDE_SHARE, VERY_WIDE_SHARE = 0.05, 0.15
-"""Half-widths of an interval, as shares of its value, from which measurements are
-doubtful, and from which poor."""
+FEW_WINDOWS = 5
+"""Fewest windows of a row that leave no doubt."""
+SHORT_WINDOW_S = 1.0
+"""Shortest window that leaves no doubt, in seconds."""
+WIDE_SHARE = 0.05
+"""Half-width of an interval, as a share of its value, above which a measurement is
+doubtful."""
+VERY_WIDE_SHARE = 0.15
+"""Half-width of an interval, as a share of its value, above which a measurement is
+poor."""
 ENOUGH_STEPS = 30
 """Fewest steps of a run that show a bottleneck better than the windows of a tuning."""
 USUAL_BUDGET_S = 600.0
@@ -68,35 +73,34 @@ class Quality:
 
 
 def main_bottleneck(
-    one: ReportedProfile, runs: Sequence[ReportedRun]
+    reported: ReportedProfile, runs: Sequence[ReportedRun]
 ) -> Bottleneck | None:
     """Return a profile's bottleneck.
 
     It is that of the longest run with its settings and ranks, or else of the tuning's
     windows.
     """
-    own = [run for run in runs if run.profile_path == one.path and not run.otherwise]
-    alike = [run for run in own if run.run.header.world_size == one.profile.local_ranks]
-    of_runs = [
-        found
-        for run in alike
-        for found in run.bottlenecks
-        if found.steps >= ENOUGH_STEPS
+    candidates = [
+        bottleneck
+        for run in runs
+        if run.profile_path == reported.path
+        and not run.other_settings
+        and run.run.header.world_size == reported.profile.local_ranks
+        for bottleneck in run.bottlenecks
+        if bottleneck.steps >= ENOUGH_STEPS
     ]
-    return max(
-        of_runs,
-        key=lambda found: found.steps,
-        default=next(iter(one.bottlenecks), None),
-    )
+    if candidates:
+        return max(candidates, key=lambda bottleneck: bottleneck.steps)
+    return reported.bottlenecks[0] if reported.bottlenecks else None
 
 
-def quality_of(one: ReportedProfile) -> Quality:
+def quality_of(reported: ReportedProfile) -> Quality:
     """Grade a tuning.
 
     It is ``low`` for one serious doubt or three others, ``medium`` for fewer, else
     ``high``.
     """
-    doubts = list(_doubts(one))
+    doubts = list(_doubts(reported))
     grade: Literal["high", "medium", "low"] = "high"
     if len(doubts) > 2 or any(doubt.is_serious for doubt in doubts):
         grade = "low"
@@ -104,7 +108,9 @@ def quality_of(one: ReportedProfile) -> Quality:
         grade = "medium"
     doubtful = {doubt.phase for doubt in doubts}
     phases: tuple[RepeatablePhase, ...] = get_args(RepeatablePhase)
-    commands = [_command_to_repeat(one, phase) for phase in phases if phase in doubtful]
+    commands = [
+        _command_to_repeat(reported, phase) for phase in phases if phase in doubtful
+    ]
     return Quality(
         grade=grade,
         reasons=tuple(doubt.reason for doubt in doubts),
@@ -112,16 +118,16 @@ def quality_of(one: ReportedProfile) -> Quality:
     )
 
 
-def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
+def _command_to_repeat(reported: ReportedProfile, phase: RepeatablePhase) -> str:
     """Return the command that measures a phase again, in windows twice as long.
 
     Windows as long as before would be reused from the trial log.
     """
     if phase == "probe":
-        return probe_command(one.profile, one.path)
-    evidence = one.profile.evidence
-    if phase == "workers" and not one.profile.has_train:
-        return _own_workers_command(one, evidence.workers)
+        return probe_command(reported.profile, reported.path)
+    evidence = reported.profile.evidence
+    if phase == "workers" and not reported.profile.has_train:
+        return _own_workers_command(reported, evidence.workers)
     budget_s = USUAL_BUDGET_S
     if phase == "confirm":
         windows_s = [CONFIRM_WINDOW_S]
@@ -136,40 +142,42 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
             windows_s.append(2 * evidence.baseline.window_s)
     return command(
         phase,
-        one.path,
+        reported.path,
         window=f"{max(windows_s):g}s",
         time_limit=f"{math.ceil(budget_s / 60)}min",
     )
 
 
-def _own_workers_command(one: ReportedProfile, workers: WorkersEvidence | None) -> str:
+def _own_workers_command(
+    reported: ReportedProfile, workers: WorkersEvidence | None
+) -> str:
     """Return the command that sweeps the workers of your own loader, longer if again.
 
     With the same windows, those in the trial log count, so that more time adds rounds.
     """
     if workers is None:
-        return workers_command(one.profile, one.path)
+        return workers_command(reported.profile, reported.path)
     budget_s = max(USUAL_BUDGET_S, 2 * workers.seconds)
     return workers_command(
-        one.profile,
-        one.path,
+        reported.profile,
+        reported.path,
         window=f"{workers.window_s:g}s",
         time_limit=f"{math.ceil(budget_s / 60)}min",
     )
 
 
-def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
+def _doubts(reported: ReportedProfile) -> Iterator[Doubt]:
     """Yield the doubts about a tuning's measurements."""
-    evidence = one.profile.evidence
-    if not one.profile.has_train:
-        yield from _doubts_on_own_code(one)
+    evidence = reported.profile.evidence
+    if not reported.profile.has_train:
+        yield from _doubts_on_own_code(reported)
         return
     if evidence.probe is None:
         yield _NOT_PROBED
         return
     yield from _doubts_on_workers(evidence.workers)
     yield from _doubts_on_baseline(evidence.baseline)
-    rate = tuned_rate(one.profile)
+    rate = tuned_rate(reported.profile)
     if rate is not None:
         # Only another confirmation changes a rate that a confirmation measured.
         is_confirmed = rate.read_from == "confirmed"
@@ -178,7 +186,7 @@ def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
             "throughput", rate.interval, phase, measurements=rate.estimate.n
         )
     yield from _wide_speedups(evidence.baseline)
-    yield from _disturbances(one.trials, "baseline")
+    yield from _disturbances(reported.trials, "baseline")
     dip = evidence.probe.dip
     if dip is not None and not dip.kernels:
         yield Doubt(dip_words(dip))
@@ -192,18 +200,18 @@ def _doubts_on_promise(confirm: ConfirmEvidence | None) -> Iterator[Doubt]:
         yield Doubt(f"outside the promised interval: {words}", "confirm")
 
 
-def _doubts_on_own_code(one: ReportedProfile) -> Iterator[Doubt]:
+def _doubts_on_own_code(reported: ReportedProfile) -> Iterator[Doubt]:
     """Yield the doubts about measurements of your own step and loader."""
-    probe = one.profile.evidence.probe
+    probe = reported.profile.evidence.probe
     if probe is None:
         yield _NOT_PROBED
     elif probe.infeasible_min is None:
         yield Doubt("larger sizes were not tried")
     elif probe.varies_bytes:
         yield Doubt("steps of one size differ in memory")
-    yield from _doubts_on_workers(one.profile.evidence.workers)
-    yield from _disturbances(one.trials, "workers")
-    yield from _doubts_on_promise(one.profile.evidence.confirm)
+    yield from _doubts_on_workers(reported.profile.evidence.workers)
+    yield from _disturbances(reported.trials, "workers")
+    yield from _doubts_on_promise(reported.profile.evidence.confirm)
 
 
 def _disturbances(
@@ -211,7 +219,7 @@ def _disturbances(
 ) -> Iterator[Doubt]:
     """Yield the doubts about trials beside other load; ``phase`` measures again."""
     yield from _busy_hosts(trials, phase)
-    disturbed = sum(isinstance(done.outcome, Contaminated) for done in trials)
+    disturbed = sum(isinstance(finished.outcome, Contaminated) for finished in trials)
     if disturbed:
         words = plural(disturbed, "trial")
         yield Doubt(f"{words} disturbed by other load or throttling", phase)
@@ -246,12 +254,15 @@ def _doubts_on_baseline(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
 
 def _wide_speedups(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
     """Yield a doubt for each speedup that may be none, or is known only roughly."""
-    for row in baseline.rows if baseline else ():
+    if baseline is None:
+        return
+    for row in baseline.rows:
         speedup = row.bounded_speedup
         if row.name == TUNED or speedup is None:
             continue
         name = f"speedup over {row.words}"
-        low, high = speedup.low, speedup.high
+        low = speedup.low
+        high = speedup.high
         if low is not None and high is not None and low <= 1 <= high:
             yield Doubt(
                 f"the {name} may be none: its interval includes 1",
@@ -301,7 +312,8 @@ def _busy_hosts(
     busiest = max(sites, key=lambda site: site.load_average_1min or 0.0, default=None)
     if busiest is None or busiest.load_average_1min is None:
         return
-    load, cpus = busiest.load_average_1min, busiest.allotted_cpus
+    load = busiest.load_average_1min
+    cpus = busiest.allotted_cpus
     if is_busy(load, cpus):
         words = f"load average {load:.2f} with {cpus} CPU cores"
         yield Doubt(f"the machine was busy when a command began: {words}", phase)

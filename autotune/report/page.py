@@ -1,6 +1,6 @@
 """The document of a report: the answer on the first screen, then its evidence.
 
-The same facts are available for machines.
+Begin with ``report_document``. ``report_facts`` returns the same facts as JSON.
 """
 
 import itertools
@@ -37,7 +37,7 @@ from autotune.report.runs import (
     loss_points,
     needs_attention,
     profile_of,
-    runs,
+    runs_section,
     train_commands,
 )
 from autotune.report.sections import URGENT, answer, bottleneck_words, recipe_changes
@@ -51,140 +51,171 @@ if TYPE_CHECKING:
 
     from autotune.base.tables import Row
 
-Made = tuple[doc.Block, ...]
+Blocks = tuple[doc.Block, ...]
+_ALL_PROFILES = ""
+"""Key of the blocks that belong to no single profile."""
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Sections with content, and everything that was not measured.
-
-    What was not measured is by part and profile; ``""`` is all profiles.
-    """
+    """Sections with content, and everything that was not measured."""
 
     sections: list[doc.Section] = field(default_factory=list)
     missing: dict[str, dict[str, list[doc.Missing]]] = field(default_factory=dict)
+    """Missing blocks by the title of their section, then by profile."""
 
-    def add(self, title: str, key: str, made: Mapping[str, Made]) -> None:
+    def add(
+        self, title: str, key: str, blocks_by_profile: Mapping[str, Blocks]
+    ) -> None:
         """Add a section of the blocks of each profile, unless it is empty.
 
         Missing parts are only noted.
         """
-        for name, blocks in made.items():
-            if lacking := [block for block in blocks if isinstance(block, doc.Missing)]:
-                self.missing.setdefault(title, {})[name] = lacking
-        kept = {
-            name: tuple(one for one in blocks if not isinstance(one, doc.Missing))
-            for name, blocks in made.items()
-        }
-        if any(kept.values()):
+        present: dict[str, Blocks] = {}
+        for profile, blocks in blocks_by_profile.items():
+            missing = [block for block in blocks if isinstance(block, doc.Missing)]
+            if missing:
+                self.missing.setdefault(title, {})[profile] = missing
+            present[profile] = tuple(
+                block for block in blocks if not isinstance(block, doc.Missing)
+            )
+        if any(present.values()):
             self.sections.append(
-                doc.Section(title=title, key=key, blocks=together(kept))
+                doc.Section(title=title, key=key, blocks=_side_by_side(present))
             )
 
-    def lacking(self) -> Iterator[tuple[str, doc.Missing]]:
-        """Yield each part that was not measured, with the commands of all profiles."""
+    def unmeasured(self, profile: str) -> list[str]:
+        """Return the titles of the sections that a profile lacks, in lower case."""
+        return [
+            title.lower()
+            for title, by_profile in self.missing.items()
+            if profile in by_profile or _ALL_PROFILES in by_profile
+        ]
+
+    def missing_sections(self) -> Iterator[tuple[str, doc.Missing]]:
+        """Yield what each section lacks, with the commands of all profiles."""
         for title, by_profile in self.missing.items():
-            found = list(itertools.chain.from_iterable(by_profile.values()))
-            what = "; ".join(dict.fromkeys(block.subject for block in found))
+            blocks = list(itertools.chain.from_iterable(by_profile.values()))
+            subjects = dict.fromkeys(block.subject for block in blocks)
             commands = dict.fromkeys(
-                command for block in found for command in block.commands
+                command for block in blocks for command in block.commands
             )
-            yield (
-                title,
-                doc.Missing(
-                    subject=what, state=found[0].state, commands=tuple(commands)
-                ),
+            merged = doc.Missing(
+                subject="; ".join(subjects),
+                state=blocks[0].state,
+                commands=tuple(commands),
             )
+            yield title, merged
 
 
 def report_document(
-    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
 ) -> doc.Document:
-    """Return the whole report.
+    """Return the complete report.
 
     It has the answer of each model, then evidence. Parts that were not measured are
     listed once.
     """
-    parts = _evidence(profiles, reported)
-    answers: list[doc.Section] = []
-    for one in profiles:
-        unmeasured = [
-            part.lower()
-            for part, found in parts.missing.items()
-            if {"", one.title} & found.keys()
-        ]
-        blocks = answer(one, reported, unmeasured)
-        answers.append(
-            doc.Section(title=one.title, key=f"answer-{len(answers)}", blocks=blocks)
+    parts = _evidence(profiles, runs)
+    answers = [
+        doc.Section(
+            title=reported.title,
+            key=f"answer-{number}",
+            blocks=answer(reported, runs, parts.unmeasured(reported.title)),
         )
-    first = (
-        answers[0].blocks
-        if len(answers) == 1
-        else (doc.SideBySide(groups=tuple((one,) for one in answers)),)
-    )
-    names = shorten_list(list(dict.fromkeys(one.name for one in profiles)), "models")
-    sections = (
-        doc.Section(title="Result", key="answer", blocks=first),
-        *parts.sections,
-    )
-    leading, made = profiles[0].profile, profiles[0].profile.fingerprint
-    place = made.gpu_name or made.cpu_model or made.device
-    several = f"{made.gpu_count} x " if made.gpu_count > 1 else ""
-    pretended = [
-        one.title
-        for one in profiles
-        if one.profile.fingerprint.bytes_known == "allocator"
+        for number, reported in enumerate(profiles)
     ]
-    measured = (
-        " Measured, unless called predicted." if len(pretended) < len(profiles) else ""
-    )
-    if pretended:
-        measured += (
-            f" Nothing of {shorten_list(pretended, 'profiles')} was measured on a GPU:"
-            " it is a pretended one, and "
-        )
-        measured += "memory is that of torch's allocator."
-    made_on = (
-        f"{several}{place}, torch {made.torch}, {leading.provenance.created_utc[:10]}"
-    )
-    unit = ""
-    if any(one.profile.has_train for one in profiles):
-        unit = " tokens/s: non-padding tokens."
-    subtitle = f"{made_on}.{unit}{measured}"
+    if len(answers) == 1:
+        first_screen = answers[0].blocks
+    else:
+        groups = tuple((section,) for section in answers)
+        first_screen = (doc.SideBySide(groups=groups),)
+    result = doc.Section(title="Result", key="answer", blocks=first_screen)
+    names = list(dict.fromkeys(reported.name for reported in profiles))
     return doc.Document(
-        title=f"Tuning report: {names}", subtitle=subtitle, sections=sections
+        title=f"Tuning report: {shorten_list(names, 'models')}",
+        subtitle=_subtitle(profiles),
+        sections=(result, *parts.sections),
     )
+
+
+def _subtitle(profiles: Sequence[ReportedProfile]) -> str:
+    """Return the machine of the first profile, its date, and the meaning of figures."""
+    profile = profiles[0].profile
+    machine = profile.fingerprint
+    device = machine.gpu_name or machine.cpu_model or machine.device
+    if machine.gpu_count > 1:
+        device = f"{machine.gpu_count} x {device}"
+    date = profile.provenance.created_utc[:10]
+    sentences = [f"{device}, torch {machine.torch}, {date}."]
+    if any(reported.profile.has_train for reported in profiles):
+        sentences.append("tokens/s: non-padding tokens.")
+    pretended = [
+        reported.title
+        for reported in profiles
+        if reported.profile.fingerprint.bytes_known == "allocator"
+    ]
+    if len(pretended) < len(profiles):
+        sentences.append("Measured, unless called predicted.")
+    if pretended:
+        sentences.append(
+            f"Nothing of {shorten_list(pretended, 'profiles')} was measured on a GPU:"
+            " it is a pretended one, and memory is that of torch's allocator."
+        )
+    return " ".join(sentences)
 
 
 def _evidence(
-    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
 ) -> _Parts:
+    """Return all sections after the answer, in the order of the page."""
     parts = _Parts()
+    _add_measurements(parts, profiles, runs)
+    parts.add("Training runs", "runs", {_ALL_PROFILES: runs_section(profiles, runs)})
+    parts.add(
+        "Recommendations", "advice", {_ALL_PROFILES: _advice_cards(profiles, runs)}
+    )
+    # Missing parts of the appendix are listed with the others.
+    appendix = _Parts(missing=parts.missing)
+    _add_appendix(appendix, profiles)
+    missing = tuple(
+        replace(block, subject=f"{title}: {block.subject}")
+        for title, block in parts.missing_sections()
+    )
+    if missing:
+        parts.sections.append(
+            doc.Section(title="Not measured", key="missing", blocks=missing)
+        )
+    parts.sections.append(
+        doc.Section(title="Appendix", key="appendix", blocks=tuple(appendix.sections))
+    )
+    return parts
 
-    def add(title: str, key: str, make: Callable[[ReportedProfile], Made]) -> None:
-        parts.add(title, key, {one.title: make(one) for one in profiles})
+
+def _add_measurements(
+    parts: _Parts,
+    profiles: tuple[ReportedProfile, ...],
+    runs: tuple[ReportedRun, ...],
+) -> None:
+    """Add a section for each measurement, in the order of the page."""
+
+    def add(title: str, key: str, section: Callable[[ReportedProfile], Blocks]) -> None:
+        parts.add(title, key, {each.title: section(each) for each in profiles})
 
     def add_of_trainer(
-        title: str, key: str, make: Callable[[ReportedProfile], Made]
+        title: str, key: str, section: Callable[[ReportedProfile], Blocks]
     ) -> None:
-        made = {one.title: make(one) for one in profiles if one.profile.has_train}
-        parts.add(title, key, made)
+        trained = [each for each in profiles if each.profile.has_train]
+        parts.add(title, key, {each.title: section(each) for each in trained})
 
-    # Charts of the first screen are not repeated.
-    add(
-        "Speedup",
-        "before",
-        lambda one: tuple(
-            it for it in baseline_section(one) if type(it) is not doc.Chart
-        ),
-    )
-    add_of_trainer("Step time", "steps", lambda one: _step(one, reported))
+    add("Speedup", "before", _speedup)
+    add_of_trainer("Step time", "steps", lambda each: _step_time(each, runs))
     add("Memory", "memory", _memory)
     add_of_trainer("Throughput by micro-batch", "curve", curve_section)
     add("Data loading", "workers", workers_section)
     add("Promised and delivered", "confirm", confirm_section)
     add_of_trainer("Kernels", "kernels", kernels_section)
-    parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
+    parts.add("Sample lengths", "lengths", lengths_section(profiles, runs))
     add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)
     # Nothing measures these for code of yours yet.
@@ -193,192 +224,222 @@ def _evidence(
         state="not available",
         commands=(),
     )
+    of_own_code = [each for each in profiles if not each.profile.has_train]
     parts.add(
         "Step time and kernels",
         "unavailable",
-        {one.title: (unavailable,) for one in profiles if not one.profile.has_train},
+        {each.title: (unavailable,) for each in of_own_code},
     )
-    parts.add("Training runs", "runs", {"": runs(profiles, reported)})
-    # Advice with a gain or of an urgent severity, the largest gain first.
-    given = _recommendations(profiles, reported)
-    several = len({name for name, _ in given}) > 1
-    cards = (
-        _card(name if several else None, advice, number)
-        for number, (name, advice) in enumerate(given, 1)
+
+
+def _add_appendix(appendix: _Parts, profiles: tuple[ReportedProfile, ...]) -> None:
+    """Add the trials, the machine, and how to reproduce and approve the profiles."""
+    appendix.add(
+        "Trials",
+        "trials",
+        {reported.title: trials_section(reported) for reported in profiles},
     )
-    parts.add("Recommendations", "advice", {"": tuple(cards)})
-    evidence, parts.sections = parts.sections, []
-    add("Trials", "trials", trials_section)
     machines = fingerprint_table(
-        [one.profile.fingerprint for one in profiles], [one.title for one in profiles]
+        [reported.profile.fingerprint for reported in profiles],
+        [reported.title for reported in profiles],
     )
-    parts.add("Machine", "machine", {"": (machines,)})
-    review = together(
-        {
-            one.title: (*reproduction_blocks(one), *approval_blocks(one))
-            for one in profiles
-        }
-    )
-    parts.sections.append(
-        doc.Section(title="Reproduce and approve", key="reproduce", blocks=review)
-    )
-    if lacking := tuple(
-        replace(block, subject=f"{title}: {block.subject}")
-        for title, block in parts.lacking()
-    ):
-        evidence.append(
-            doc.Section(title="Not measured", key="missing", blocks=lacking)
+    appendix.add("Machine", "machine", {_ALL_PROFILES: (machines,)})
+    review = {
+        reported.title: (*reproduction_blocks(reported), *approval_blocks(reported))
+        for reported in profiles
+    }
+    # ``add`` would list a missing approval as not measured.
+    appendix.sections.append(
+        doc.Section(
+            title="Reproduce and approve",
+            key="reproduce",
+            blocks=_side_by_side(review),
         )
-    parts.sections = [
-        *evidence,
-        doc.Section(title="Appendix", key="appendix", blocks=tuple(parts.sections)),
-    ]
-    return parts
+    )
+
+
+def _speedup(reported: ReportedProfile) -> Blocks:
+    """Return the comparison with baselines without its charts.
+
+    The first screen shows those.
+    """
+    return tuple(
+        block
+        for block in baseline_section(reported)
+        if not isinstance(block, doc.Chart)
+    )
+
+
+def _step_time(reported: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Blocks:
+    """Return the bottleneck of a step, and the figures that are not known."""
+    bottleneck = main_bottleneck(reported, runs)
+    if bottleneck is None:
+        return (
+            doc.Missing(
+                subject="The parts of a step's time", commands=train_commands(reported)
+            ),
+        )
+    unknown = [(f"Not known: {figure}.",) for figure in bottleneck.untold]
+    return (doc.Bullets(items=(bottleneck_words(bottleneck), *unknown)),)
+
+
+def _memory(reported: ReportedProfile) -> Blocks:
+    """Return the section on memory, of the bundled trainer or of a step of yours."""
+    if reported.profile.has_train:
+        return memory_section(reported)
+    return step_section(reported)
+
+
+def _advice_cards(
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
+) -> Blocks:
+    """Return the recommendations; with their profile or run if there are several."""
+    recommendations = _recommendations(profiles, runs)
+    has_several = len({name for name, _ in recommendations}) > 1
+    return tuple(
+        _advice_card(advice, number, name if has_several else None)
+        for number, (name, advice) in enumerate(recommendations, 1)
+    )
 
 
 def _recommendations(
-    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
 ) -> list[tuple[str, Advice]]:
-    """Return what to change, with the name of its profile or run, best first.
+    """Return advice with a gain or an urgent severity, the largest gain first.
 
-    A profile and its runs often give the same recommendation, which is returned once.
+    Each has the name of its profile or run. A profile and its runs often give the same
+    recommendation, which is returned once.
     """
-    given = [(one.title, one.path, advice) for one in profiles for advice in one.advice]
-    given += [
-        (run.name, run.profile_path or run.run.directory, advice)
-        for run in reported
-        for advice in run.advice
-    ]
-    urgent = [
-        (name, path, advice)
-        for name, path, advice in given
+    candidates: list[tuple[str, Path, Advice]] = []
+    for reported in profiles:
+        for advice in reported.advice:
+            candidates.append((reported.title, reported.path, advice))
+    for run in runs:
+        origin = run.profile_path or run.run.directory
+        for advice in run.advice:
+            candidates.append((run.name, origin, advice))
+    worthwhile = [
+        (name, origin, advice)
+        for name, origin, advice in candidates
         if advice.gain is not None or advice.severity in URGENT
     ]
-    urgent.sort(key=lambda entry: rank(entry[2]))
+    worthwhile.sort(key=lambda candidate: rank(candidate[2]))
     first_by_target: dict[tuple[Path, tuple[str, ...]], tuple[str, Advice]] = {}
-    for name, path, advice in urgent:
-        first_by_target.setdefault((path, advice.target), (name, advice))
+    for name, origin, advice in worthwhile:
+        first_by_target.setdefault((origin, advice.target), (name, advice))
     return list(first_by_target.values())
 
 
-def _memory(one: ReportedProfile) -> Made:
-    """Return the section on memory, of the bundled trainer or of a step of yours."""
-    return memory_section(one) if one.profile.has_train else step_section(one)
-
-
-def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:
-    found = main_bottleneck(one, reported)
-    if found is None:
-        return (
-            doc.Missing(
-                subject="The parts of a step's time", commands=train_commands(one)
-            ),
-        )
-    return (
-        doc.Bullets(
-            items=(
-                bottleneck_words(found),
-                *((f"Not known: {untold}.",) for untold in found.untold),
-            )
-        ),
+def _advice_card(advice: Advice, number: int, name: str | None) -> doc.Section:
+    """Return a recommendation as a section; ``name`` is its profile or run."""
+    pairs: dict[str, doc.Words] = {}
+    if advice.gain is not None:
+        pairs["Gain"] = (gain_text(advice.gain),)
+    if advice.changes:
+        pairs["Change"] = _changes(advice)
+    if advice.command is not None:
+        pairs["Run"] = (doc.Code(text=advice.command),)
+    pairs["Cost and risk"] = (doc.sentence(advice.cost),)
+    if advice.evidence:
+        figures = "; ".join(map(figure_text, advice.evidence))
+        pairs["Evidence"] = (doc.sentence(figures),)
+    pairs["What would change this"] = (doc.sentence(advice.would_change),)
+    written = "written by --apply" if advice.safe else "not written by --apply"
+    pairs["Rule"] = (doc.Code(text=advice.rule), f", {written}")
+    subject = "" if name is None else f"{name}: "
+    return doc.Section(
+        title=f"{number}. {subject}{advice.claim}",
+        key=f"advice-{number}",
+        badge=advice.severity,
+        blocks=(doc.Pairs(pairs=tuple(pairs.items())),),
     )
 
 
-def together(made: Mapping[str, Made]) -> Made:
-    """Return the blocks of profiles, by name, as one.
+def _changes(advice: Advice) -> doc.Words:
+    """Return the settings that advice changes, with their current values."""
+    words: list[str | doc.Code | doc.Strong] = []
+    for change in advice.changes:
+        if words:
+            words.append("; ")
+        name = change.argument or change.key
+        words.append(doc.Code(text=f"{name} = {format_setting(change.new)}"))
+        words.append(f" (now {format_setting(change.old)})")
+    return tuple(words)
 
-    There is a column for each profile, and tables with the same headers are joined.
+
+def _side_by_side(blocks_by_profile: Mapping[str, Blocks]) -> Blocks:
+    """Return the blocks of several profiles as one part of the page.
+
+    There is a column for each profile, below which tables with the same headers are
+    joined. Blocks of a single profile stay as they are.
     """
-    if len(made) == 1:
-        return next(iter(made.values()))
-    if len(kept := [(title, blocks) for title, blocks in made.items() if blocks]) == 1:
-        return (doc.Paragraph(words=(doc.Strong(text=kept[0][0]),)), *kept[0][1])
+    if len(blocks_by_profile) == 1:
+        return next(iter(blocks_by_profile.values()))
+    present = [(title, blocks) for title, blocks in blocks_by_profile.items() if blocks]
+    if len(present) == 1:
+        title, blocks = present[0]
+        return (_heading(title), *blocks)
     tables: dict[tuple[str, ...], list[tuple[str, doc.Table]]] = {}
-    columns: list[Made] = []
-    for title, blocks in made.items():
+    columns: list[Blocks] = []
+    for title, blocks in present:
         column: list[doc.Block] = []
         for block in blocks:
             if isinstance(block, doc.Table):
-                key = (
-                    *block.headers,
-                    block.caption if block.headers == doc.FACTS else "",
-                )
-                tables.setdefault(key, []).append((title, block))
+                tables.setdefault(_join_key(block), []).append((title, block))
+            elif isinstance(block, doc.Chart):
+                column.append(replace(block, small=True))
             else:
-                column.append(
-                    replace(block, small=True)
-                    if isinstance(block, doc.Chart)
-                    else block
-                )
+                column.append(block)
         if column:
-            columns.append((doc.Paragraph(words=(doc.Strong(text=title),)), *column))
-    return (
-        *((doc.SideBySide(groups=tuple(columns)),) if columns else ()),
-        *map(_joined, tables.values()),
-    )
+            columns.append((_heading(title), *column))
+    joined = [_join_tables(group) for group in tables.values()]
+    if not columns:
+        return tuple(joined)
+    return (doc.SideBySide(groups=tuple(columns)), *joined)
 
 
-def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
-    """Return tables of several models as one.
+def _heading(title: str) -> doc.Paragraph:
+    return doc.Paragraph(words=(doc.Strong(text=title),))
+
+
+def _join_key(table: doc.Table) -> tuple[str, ...]:
+    """Return a key that tables share if they can be joined.
+
+    All tables of facts have the same headers, so that their captions count too.
+    """
+    caption = table.caption if table.headers == doc.FACTS else ""
+    return (*table.headers, caption)
+
+
+def _join_tables(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
+    """Return tables of several models, each with the model's name, as one.
 
     A table of facts gets a column for each model. Others get a column with the model's
     name.
     """
-    titles, first = [title for title, _ in tables], tables[0][1]
+    first = tables[0][1]
     rows: list[Row] = []
     if first.headers != doc.FACTS:
-        rows += [[title, *row] for title, table in tables for row in table.rows]
+        for title, table in tables:
+            rows += [[title, *row] for row in table.rows]
         return replace(
             first,
             headers=("model", *first.headers),
             rows=tuple(rows),
             align="l" + first.align,
         )
-    known = [{str(name): value for name, value in table.rows} for _, table in tables]
-    rows += [
-        [name, *(one.get(name) for one in known)]
-        for name in dict.fromkeys(itertools.chain(*known))
+    facts_by_table = [
+        {str(name): value for name, value in table.rows} for _, table in tables
     ]
+    names = dict.fromkeys(itertools.chain.from_iterable(facts_by_table))
+    for name in names:
+        rows.append([name, *(facts.get(name) for facts in facts_by_table)])
+    titles = [title for title, _ in tables]
     return replace(first, headers=(doc.FACTS[0], *titles), rows=tuple(rows))
 
 
-def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
-    changes: list[str | doc.Code] = []
-    for change in advice.changes:
-        name = change.argument or change.key
-        setting = doc.Code(text=f"{name} = {format_setting(change.new)}")
-        changes += [
-            "; " if changes else "",
-            setting,
-            f" (now {format_setting(change.old)})",
-        ]
-    evidence = "; ".join(map(figure_text, advice.evidence))
-    pairs: dict[str, doc.Words] = {
-        "Gain": (gain_text(advice.gain),) if advice.gain else (),
-        "Change": tuple(changes),
-        "Run": () if advice.command is None else (doc.Code(text=advice.command),),
-        "Cost and risk": (doc.sentence(advice.cost),),
-        "Evidence": (doc.sentence(evidence),) if evidence else (),
-        "What would change this": (doc.sentence(advice.would_change),),
-        "Rule": (
-            doc.Code(text=advice.rule),
-            f", {'' if advice.safe else 'not '}written by --apply",
-        ),
-    }
-    return doc.Section(
-        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
-        key=f"advice-{number}",
-        badge=advice.severity,
-        blocks=(
-            doc.Pairs(
-                pairs=tuple((name, words) for name, words in pairs.items() if words)
-            ),
-        ),
-    )
-
-
 def report_facts(
-    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
 ) -> dict[str, Any]:
     """Return all facts of the document, with units in the names.
 
@@ -386,67 +447,68 @@ def report_facts(
     """
     from pydantic_core import to_jsonable_python
 
-    lacking = _evidence(profiles, reported).lacking()
-    said = {
+    missing = _evidence(profiles, runs).missing_sections()
+    facts = {
         "schema_version": 3,
-        "profiles": [_profile(one, reported) for one in profiles],
+        "profiles": [_profile_facts(reported, runs) for reported in profiles],
         "missing": [
-            {"section": title, "what": one.subject, "commands": one.commands}
-            for title, one in lacking
+            {"section": title, "what": block.subject, "commands": block.commands}
+            for title, block in missing
         ],
-        "runs": [_run(profile_of(run, profiles), run) for run in reported],
+        "runs": [_run_facts(run, profile_of(run, profiles)) for run in runs],
     }
-    facts: dict[str, Any] = to_jsonable_python(jsonable(said), inf_nan_mode="null")
-    return facts
+    finite: dict[str, Any] = to_jsonable_python(jsonable(facts), inf_nan_mode="null")
+    return finite
 
 
-def _profile(one: ReportedProfile, reported: Sequence[ReportedRun]) -> dict[str, Any]:
-    rows = cost_rows(one.trials)
+def _profile_facts(
+    reported: ReportedProfile, runs: Sequence[ReportedRun]
+) -> dict[str, Any]:
+    rows = cost_rows(reported.trials)
     spent_s = sum(row.rank_seconds for row in rows)
-    kept = (
-        "path",
-        "intact",
-        "content_sha256",
-        "trial_log",
-        "profile",
-        "bottlenecks",
-        "advice",
-        "approval",
-    )
     return {
-        **{name: getattr(one, name) for name in kept},
-        "name": one.title,
-        "fill_share": fill_share(one.profile),
-        "tuned": _rate(tuned_rate(one.profile)),
-        "quality": quality_of(one),
+        "path": reported.path,
+        "intact": reported.intact,
+        "content_sha256": reported.content_sha256,
+        "trial_log": reported.trial_log,
+        "profile": reported.profile,
+        "bottlenecks": reported.bottlenecks,
+        "advice": reported.advice,
+        "approval": reported.approval,
+        "name": reported.title,
+        "fill_share": fill_share(reported.profile),
+        "tuned": _rate_facts(tuned_rate(reported.profile)),
+        "quality": quality_of(reported),
         "cost": {"by_job": rows, "rank_seconds": spent_s},
-        "pay_back": pay_back(spent_s, one.profile.evidence.baseline),
-        "dataset": _dataset(one),
-        "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
-        "bottleneck": main_bottleneck(one, reported),
-        "recipe_changes": recipe_changes(one),
+        "pay_back": pay_back(spent_s, reported.profile.evidence.baseline),
+        "dataset": _dataset_facts(reported),
+        "dataset_lacking": (
+            reported.dataset_lacking if reported.dataset is None else None
+        ),
+        "bottleneck": main_bottleneck(reported, runs),
+        "recipe_changes": recipe_changes(reported),
         "trials": [
             {
-                "label": done.label,
-                "job": done.trial.job,
-                "seconds": done.seconds,
-                "ranks": done.trial.ranks,
-                "outcome": asdict(done.outcome),
+                "label": finished.label,
+                "job": finished.trial.job,
+                "seconds": finished.seconds,
+                "ranks": finished.trial.ranks,
+                "outcome": asdict(finished.outcome),
             }
-            for done in one.trials
+            for finished in reported.trials
         ],
-        "corrupt_trial_log_lines": one.corrupt_lines,
-        "commands": tuning_commands(one),
+        "corrupt_trial_log_lines": reported.corrupt_lines,
+        "commands": tuning_commands(reported),
     }
 
 
-def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
-    manifest = one.dataset
+def _dataset_facts(reported: ReportedProfile) -> dict[str, Any] | None:
+    manifest = reported.dataset
     if manifest is None:
         return None
     histogram = manifest.train.length_histogram
     spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
-    seq_length_tokens = one.profile.train.seq_length_tokens
+    seq_length_tokens = reported.profile.train.seq_length_tokens
     return {
         "dataset_hash": manifest.dataset_hash,
         "train_samples": manifest.train.samples,
@@ -462,9 +524,11 @@ def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
     }
 
 
-def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
+def _run_facts(
+    reported: ReportedRun, profile: ReportedProfile | None
+) -> dict[str, Any]:
     run = reported.run
-    told = needs_attention(run)
+    events = needs_attention(run)
     return {
         "name": reported.name,
         "directory": run.directory,
@@ -476,24 +540,24 @@ def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
         "steps": len(run.steps),
         "first_step": run.steps[0] if run.steps else None,
         "last_step": run.steps[-1] if run.steps else None,
-        "achieved": _rate(run_rate(run)),
-        "expected_and_achieved": drifts_of(one, reported),
+        "achieved": _rate_facts(run_rate(run)),
+        "expected_and_achieved": drifts_of(profile, reported),
         "loss": loss_points(run),
         "evaluation": run.evaluations[-1] if run.evaluations else None,
-        "events": told[-MOST_EVENTS:],
-        "earlier_events": max(0, len(told) - MOST_EVENTS),
+        "events": events[-MOST_EVENTS:],
+        "earlier_events": max(0, len(events) - MOST_EVENTS),
         "bottlenecks": reported.bottlenecks,
         "advice": reported.advice,
     }
 
 
-def _rate(rate: Rate | None) -> dict[str, Any] | None:
+def _rate_facts(rate: Rate | None) -> dict[str, Any] | None:
     if rate is None:
         return None
-    more = {
+    return {
+        **jsonable(rate.interval),
         "value": rate.value,
         "known": rate.known,
         "ranks": rate.ranks,
         "source": rate.source,
     }
-    return {**jsonable(rate.interval), **more}

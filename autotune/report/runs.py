@@ -1,19 +1,23 @@
-"""Training runs of a report.
+"""Training runs of a report: figures, loss, events, and parts of a step.
 
-It shows expected and achieved figures, their loss, events, and parts of a step.
+``runs_section`` is the part of the page; the other public functions are for the page's
+JSON as well.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.base import document as doc
+from autotune.base.interval import Interval
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import format_loss, format_number
+from autotune.evidence.advice import Bottleneck
 from autotune.profiles.decide.drift import Drift, drifts
 from autotune.profiles.decide.run_rates import run_rate, settled_steps
 from autotune.profiles.reported_profile import ReportedProfile
-from autotune.report.sections import bottleneck_words, bounded, step_chart
+from autotune.report.sections import bottleneck_words, format_bounded, step_chart
 from autotune.report.values import ReportedRun
 from trainer.formats.events import EventRow
 from trainer.formats.gpu_activity import combine_known
@@ -22,6 +26,7 @@ from trainer.formats.run_record import Run, StepRow
 MOST_EVENTS = 20
 """Number of the latest events of a run that are shown; its record has all."""
 _MOST_CURVES = 6
+"""Number of loss curves in a chart; with more, it is not readable."""
 _STRETCHES = 48
 """Number of means in a loss curve, which shows as much as a million steps would."""
 
@@ -38,42 +43,94 @@ class LossPoint:
     """Latest loss on the validation split among these steps."""
 
 
-def runs(
-    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunRow:
+    """A run in the table of runs; a cell is None if the run has no such figure."""
+
+    reported: ReportedRun
+    profile: ReportedProfile | None
+
+    @property
+    def run(self) -> Run:
+        return self.reported.run
+
+    @property
+    def profile_title(self) -> str | None:
+        return None if self.profile is None else self.profile.title
+
+    @property
+    def ended(self) -> str:
+        return "not finished" if self.run.end is None else self.run.end.reason
+
+    @property
+    def last_step(self) -> str:
+        return str(self.run.steps[-1].step) if self.run.steps else "0"
+
+    @property
+    def loss(self) -> str | None:
+        if not self.run.steps:
+            return None
+        first = format_loss(self.run.steps[0].loss)
+        last = format_loss(self.run.steps[-1].loss)
+        return f"{first} → {last}"
+
+    @property
+    def validation_loss(self) -> str | None:
+        if not self.run.evaluations:
+            return None
+        return format_loss(self.run.evaluations[-1].loss)
+
+    @property
+    def tokens_per_s(self) -> str | None:
+        rate = run_rate(self.run)
+        if rate is None:
+            return None
+        return format_bounded(rate.interval, format_number)
+
+    @property
+    def peak_memory(self) -> str:
+        peaks_bytes = [step.peak_memory_bytes for step in self.run.steps]
+        return format_bytes(max(peaks_bytes, default=None))
+
+    @property
+    def startup_time(self) -> str:
+        startup = self.run.startup
+        return format_seconds(None if startup is None else startup.total_s)
+
+    @property
+    def recipe_changes(self) -> str | None:
+        return "; ".join(self.run.header.recipe_changes) or None
+
+
+def runs_section(
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]
 ) -> tuple[doc.Block, ...]:
     """Return the blocks on training runs.
 
     They are a table of runs, the activity of their GPUs, parts of their steps, expected
     and achieved figures, the loss, and events.
     """
-    trainable = [one for one in profiles if one.profile.has_train]
-    if not reported and not trainable:
-        return ()
-    if not reported:
-        return (
-            doc.Missing(
-                subject="no run was given", commands=train_commands(trainable[0])
-            ),
-        )
-    found = [(one.name, found) for one in reported for found in one.bottlenecks]
-    limits = tuple(
-        (doc.Strong(text=name), ": ", *bottleneck_words(one)) for name, one in found
-    )
+    if not runs:
+        trainable = [reported for reported in profiles if reported.profile.has_train]
+        if not trainable:
+            return ()
+        commands = train_commands(trainable[0])
+        return (doc.Missing(subject="no run was given", commands=commands),)
     return (
-        _table(profiles, reported),
-        *_gpu_activity(reported),
-        *((step_chart(found), doc.Bullets(items=limits)) if found else ()),
-        *((expected,) if (expected := _expected(profiles, reported)).rows else ()),
-        *_loss(reported),
-        *_events(reported),
+        _table(profiles, runs),
+        *_gpu_activity(runs),
+        *_bottlenecks(runs),
+        *_expected(profiles, runs),
+        *_loss(runs),
+        *_events(runs),
     )
 
 
-def train_commands(one: ReportedProfile) -> tuple[str, ...]:
+def train_commands(reported: ReportedProfile) -> tuple[str, ...]:
     """Return the commands that run a profile and then report the run."""
     return (
-        f"autotune train {one.quoted} --out runs/NAME",
-        f"autotune report {one.quoted} --run runs/NAME",
+        f"autotune train {reported.quoted} --out runs/NAME",
+        f"autotune report {reported.quoted} --run runs/NAME",
     )
 
 
@@ -81,19 +138,22 @@ def profile_of(
     run: ReportedRun, profiles: Sequence[ReportedProfile]
 ) -> ReportedProfile | None:
     """Return the profile that a run was started from, if it is in this report."""
-    return next((one for one in profiles if one.path == run.profile_path), None)
+    for reported in profiles:
+        if reported.path == run.profile_path:
+            return reported
+    return None
 
 
-def drifts_of(one: ReportedProfile | None, run: ReportedRun) -> tuple[Drift, ...]:
+def drifts_of(profile: ReportedProfile | None, run: ReportedRun) -> tuple[Drift, ...]:
     """Compare a run with its profile in this report."""
-    if one is None:
+    if profile is None:
         return ()
     return drifts(
-        one.profile,
+        profile.profile,
         run.run,
-        trials=one.trials,
-        intact=one.intact,
-        other_settings=run.otherwise,
+        trials=profile.trials,
+        intact=profile.intact,
+        other_settings=run.other_settings,
     )
 
 
@@ -103,74 +163,33 @@ def needs_attention(run: Run) -> tuple[EventRow, ...]:
 
 
 def _table(
-    profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
+    profiles: Sequence[ReportedProfile], runs: Sequence[ReportedRun]
 ) -> doc.Table:
     return doc.table_of(
         "Training runs",
-        [
-            (one.name, one.run, one.run.steps, profile_of(one, profiles))
-            for one in reported
-        ],
-        ("run", "l", lambda one: one[0]),
-        ("profile", "l", lambda one: None if one[3] is None else one[3].title),
-        ("ended", "l", lambda one: one[1].end.reason if one[1].end else "not finished"),
-        ("ranks", "r", lambda one: str(one[1].header.world_size)),
-        ("steps", "r", lambda one: str(one[2][-1].step) if one[2] else "0"),
-        (
-            "loss",
-            "r",
-            lambda one: (
-                f"{format_loss(one[2][0].loss)} → {format_loss(one[2][-1].loss)}"
-                if one[2]
-                else None
-            ),
-        ),
-        (
-            "validation loss",
-            "r",
-            lambda one: (
-                format_loss(one[1].evaluations[-1].loss) if one[1].evaluations else None
-            ),
-        ),
-        (
-            "tokens/s (95 %)",
-            "r",
-            lambda one: (
-                bounded(rate.interval, format_number)
-                if (rate := run_rate(one[1]))
-                else None
-            ),
-        ),
-        (
-            "peak memory",
-            "r",
-            lambda one: format_bytes(
-                max((step.peak_memory_bytes for step in one[2]), default=None)
-            ),
-        ),
-        (
-            "start to first step",
-            "r",
-            lambda one: format_seconds(
-                one[1].startup.total_s if one[1].startup else None
-            ),
-        ),
-        (
-            "recipe changes",
-            "l",
-            lambda one: "; ".join(one[1].header.recipe_changes) or None,
-        ),
+        [_RunRow(reported=run, profile=profile_of(run, profiles)) for run in runs],
+        ("run", "l", lambda row: row.reported.name),
+        ("profile", "l", lambda row: row.profile_title),
+        ("ended", "l", lambda row: row.ended),
+        ("ranks", "r", lambda row: str(row.run.header.world_size)),
+        ("steps", "r", lambda row: row.last_step),
+        ("loss", "r", lambda row: row.loss),
+        ("validation loss", "r", lambda row: row.validation_loss),
+        ("tokens/s (95 %)", "r", lambda row: row.tokens_per_s),
+        ("peak memory", "r", lambda row: row.peak_memory),
+        ("start to first step", "r", lambda row: row.startup_time),
+        ("recipe changes", "l", lambda row: row.recipe_changes),
     )
 
 
-def _gpu_activity(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
+def _gpu_activity(runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     """Return the table of GPU activity in the settled steps of runs.
 
     Runs on a CPU are left out; without another run, there is no table.
     """
     on_gpus = [
         (run.name, settled_steps(run.run) or run.run.steps)
-        for run in reported
+        for run in runs
         if run.run.header.device != "cpu"
     ]
     if not on_gpus:
@@ -213,177 +232,186 @@ def _megahertz(clock_mhz: float | None) -> str:
     return "n/a" if clock_mhz is None else f"{clock_mhz:,.0f} MHz"
 
 
-def _expected(
-    profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]
-) -> doc.Table:
-    found = [
-        (run.name, drift)
-        for run in reported
-        for drift in drifts_of(profile_of(run, profiles), run)
-    ]
-    forms: dict[str, Callable[[float], str]] = {
-        "MFU": format_share,
-        "peak memory": format_bytes,
-    }
-    return doc.table_of(
-        "Expected and achieved",
-        found,
-        ("run", "l", lambda one: one[0]),
-        ("figure", "l", lambda one: one[1].quantity),
-        ("verdict", "l", lambda one: one[1].verdict),
-        (
-            "achieved over expected, 95 %",
-            "r",
-            lambda one: bounded(one[1].ratio, "{:.3f}".format),
-        ),
-        (
-            "achieved, 95 %",
-            "r",
-            lambda one: bounded(
-                one[1].achieved, forms.get(one[1].quantity, format_number)
-            ),
-        ),
-        (
-            "expected, 95 % unless noted",
-            "r",
-            lambda one: bounded(
-                one[1].expected, forms.get(one[1].quantity, format_number)
-            ),
-        ),
-        ("expected by", "l", lambda one: one[1].expected_source),
-        long=len(found) > doc.LONG_TABLE_ROWS,
+def _bottlenecks(runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
+    """Return the parts of a step, and the bottleneck, of each run that shows one."""
+    bottlenecks: list[tuple[str, Bottleneck]] = []
+    for run in runs:
+        bottlenecks += [(run.name, bottleneck) for bottleneck in run.bottlenecks]
+    if not bottlenecks:
+        return ()
+    items = tuple(
+        (doc.Strong(text=name), ": ", *bottleneck_words(bottleneck))
+        for name, bottleneck in bottlenecks
     )
+    return (step_chart(bottlenecks), doc.Bullets(items=items))
+
+
+def _expected(
+    profiles: Sequence[ReportedProfile], runs: Sequence[ReportedRun]
+) -> tuple[doc.Block, ...]:
+    """Return the table of expected and achieved figures, if any was expected."""
+    drifts_by_run: list[tuple[str, Drift]] = []
+    for run in runs:
+        profile = profile_of(run, profiles)
+        drifts_by_run += [(run.name, drift) for drift in drifts_of(profile, run)]
+    if not drifts_by_run:
+        return ()
+    return (
+        doc.table_of(
+            "Expected and achieved",
+            drifts_by_run,
+            ("run", "l", lambda row: row[0]),
+            ("figure", "l", lambda row: row[1].quantity),
+            ("verdict", "l", lambda row: row[1].verdict),
+            ("achieved over expected, 95 %", "r", lambda row: _ratio(row[1])),
+            ("achieved, 95 %", "r", lambda row: _figure(row[1], row[1].achieved)),
+            (
+                "expected, 95 % unless noted",
+                "r",
+                lambda row: _figure(row[1], row[1].expected),
+            ),
+            ("expected by", "l", lambda row: row[1].expected_source),
+            long=len(drifts_by_run) > doc.LONG_TABLE_ROWS,
+        ),
+    )
+
+
+def _ratio(drift: Drift) -> str | None:
+    if drift.ratio is None:
+        return None
+    return format_bounded(drift.ratio, "{:.3f}".format)
+
+
+def _figure(drift: Drift, interval: Interval | None) -> str | None:
+    """Format a figure in the unit of its quantity; None if it is not known."""
+    if interval is None:
+        return None
+    form: Callable[[float], str] = format_number
+    if drift.quantity == "MFU":
+        form = format_share
+    elif drift.quantity == "peak memory":
+        form = format_bytes
+    return format_bounded(interval, form)
 
 
 def loss_points(run: Run) -> tuple[LossPoint, ...]:
     """Return a run's loss as means of stretches of equally many logged steps."""
-    size = max(1, -(-len(run.steps) // _STRETCHES))
-    found = []
-    for some in (
-        run.steps[first : first + size] for first in range(0, len(run.steps), size)
-    ):
-        low, high = some[0].step, some[-1].step
-        finite = [step.loss for step in some if step.loss is not None]
+    steps_per_stretch = max(1, math.ceil(len(run.steps) / _STRETCHES))
+    points = []
+    for start in range(0, len(run.steps), steps_per_stretch):
+        stretch = run.steps[start : start + steps_per_stretch]
+        first_step = stretch[0].step
+        last_step = stretch[-1].step
+        losses = [step.loss for step in stretch if step.loss is not None]
         evaluated = [
-            row.loss
-            for row in run.evaluations
-            if low <= row.step <= high and row.loss is not None
+            evaluation.loss
+            for evaluation in run.evaluations
+            if first_step <= evaluation.step <= last_step
+            and evaluation.loss is not None
         ]
-        loss, last = (
-            statistics.fmean(finite) if finite else None,
-            evaluated[-1] if evaluated else None,
+        points.append(
+            LossPoint(
+                first_step=first_step,
+                last_step=last_step,
+                loss=statistics.fmean(losses) if losses else None,
+                evaluated=evaluated[-1] if evaluated else None,
+            )
         )
-        found.append(
-            LossPoint(first_step=low, last_step=high, loss=loss, evaluated=last)
-        )
-    return tuple(found)
+    return tuple(points)
 
 
-def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
-    """Return the loss curves of the first runs that have one.
-
-    With more, the chart is not readable.
-    """
-    falling = [
-        one for one in reported if any(step.loss is not None for step in one.run.steps)
+def _loss(runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
+    """Return the loss curves of the first runs that have one."""
+    with_loss = [
+        run for run in runs if any(step.loss is not None for step in run.run.steps)
     ]
-    curves = [(one.name, loss_points(one.run)) for one in falling[:_MOST_CURVES]]
+    curves = [(run.name, loss_points(run.run)) for run in with_loss[:_MOST_CURVES]]
     if not curves:
         return ()
-    said = [
-        f"{name}: from {format_loss(points[0].loss)} to"
-        f" {format_loss(points[-1].loss)} nats"
-        for name, points in curves
-    ]
+    lines: list[doc.Line] = []
+    ranges = []
+    for number, (name, points) in enumerate(curves):
+        lines += _curve(name, points, colour=number)
+        first = format_loss(points[0].loss)
+        last = format_loss(points[-1].loss)
+        ranges.append(f"{name}: from {first} to {last} nats")
     chart = doc.Chart(
         title="Loss by step",
         description=(
             "Mean loss of stretches of steps; dots are of the validation split."
-            f" {'; '.join(said)}."
+            f" {'; '.join(ranges)}."
         ),
         drawing=doc.LineChart(
             x=doc.Axis(label="optimizer steps", unit="count"),
             y=doc.Axis(label="nats per predicted token (dots: validation)"),
-            lines=tuple(
-                line
-                for number, curve in enumerate(curves)
-                for line in _curve(*curve, number)
-            ),
+            lines=tuple(lines),
         ),
         table=doc.table_of(
             "Loss",
             [(name, point) for name, points in curves for point in points],
-            ("run", "l", lambda one: one[0]),
-            ("up to step", "r", lambda one: f"{one[1].last_step:,}"),
-            ("mean loss", "r", lambda one: format_loss(one[1].loss)),
-            ("validation loss", "r", lambda one: format_loss(one[1].evaluated)),
+            ("run", "l", lambda row: row[0]),
+            ("up to step", "r", lambda row: f"{row[1].last_step:,}"),
+            ("mean loss", "r", lambda row: format_loss(row[1].loss)),
+            ("validation loss", "r", lambda row: format_loss(row[1].evaluated)),
             long=True,
         ),
     )
-    return (
-        chart,
-        *_left_out(
-            len(curves),
-            len(falling),
-            "curves of the loss",
-            "the first; the JSON file has all",
-        ),
+    note = _left_out(
+        len(curves),
+        len(with_loss),
+        "curves of the loss",
+        "the first; the JSON file has all",
     )
-
-
-def _left_out(shown: int, of: int, things: str, which: str) -> tuple[doc.Block, ...]:
-    return (
-        (
-            doc.Paragraph(
-                words=(f"{shown:,} of {of:,} {things} are shown here, {which}.",)
-            ),
-        )
-        if shown < of
-        else ()
-    )
+    return (chart, *note)
 
 
 def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[doc.Line]:
+    """Return a line of the training loss, and dots of the validation loss if any."""
     trained = tuple(
         doc.Point(x=point.last_step, y=point.loss)
         for point in points
         if point.loss is not None
     )
-    held = tuple(
+    evaluated = tuple(
         doc.Point(x=point.last_step, y=point.evaluated)
         for point in points
         if point.evaluated is not None
     )
     lines = [doc.Line(name=name, points=trained, kind="line", colour=colour)]
-    return (
-        [*lines, doc.Line(name="", points=held, kind="dots", colour=colour)]
-        if held
-        else lines
-    )
+    if evaluated:
+        lines.append(doc.Line(name="", points=evaluated, kind="dots", colour=colour))
+    return lines
 
 
-def _events(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
-    told = [(one.name, needs_attention(one.run)) for one in reported]
-    latest = [(name, event) for name, events in told for event in events[-MOST_EVENTS:]]
+def _left_out(shown: int, total: int, things: str, which: str) -> tuple[doc.Block, ...]:
+    """Return a note on the things that are not shown, if there are any."""
+    if shown >= total:
+        return ()
+    return (doc.paragraph(f"{shown:,} of {total:,} {things} are shown here, {which}."),)
+
+
+def _events(runs: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
+    """Return the latest warnings and errors of each run, if there are any."""
+    latest: list[tuple[str, EventRow]] = []
+    total = 0
+    for run in runs:
+        events = needs_attention(run.run)
+        latest += [(run.name, event) for event in events[-MOST_EVENTS:]]
+        total += len(events)
     if not latest:
         return ()
     which = f"the latest {MOST_EVENTS} of a run at most; each run's record has all"
     table = doc.table_of(
         "Events of runs",
         latest,
-        ("run", "l", lambda one: one[0]),
-        ("step", "r", lambda one: str(one[1].step)),
-        ("kind", "l", lambda one: f"{one[1].level}: {one[1].kind}"),
-        ("event", "l", lambda one: one[1].message),
-        ("likely causes", "l", lambda one: "; ".join(one[1].causes) or None),
-        ("done", "l", lambda one: one[1].action),
-        ("next", "l", lambda one: one[1].next_step or None),
+        ("run", "l", lambda row: row[0]),
+        ("step", "r", lambda row: str(row[1].step)),
+        ("kind", "l", lambda row: f"{row[1].level}: {row[1].kind}"),
+        ("event", "l", lambda row: row[1].message),
+        ("likely causes", "l", lambda row: "; ".join(row[1].causes) or None),
+        ("done", "l", lambda row: row[1].action),
+        ("next", "l", lambda row: row[1].next_step or None),
         long=len(latest) > doc.LONG_TABLE_ROWS,
     )
-    blocks = (
-        *_left_out(
-            len(latest), sum(len(events) for _, events in told), "events", which
-        ),
-        table,
-    )
+    blocks = (*_left_out(len(latest), total, "events", which), table)
     return (doc.Section(title="What needs attention", key="events", blocks=blocks),)

@@ -1,12 +1,12 @@
-"""The answer of a tuning.
+"""The answer of a tuning: its speed, its settings, and what to run next.
 
-It is on the first screen of a report, in a pull request, and in the summary of `tune`.
+``answer`` is the first screen of a report, ``pull_request`` its short form, and
+``summary_table`` the table that `tune` prints at its end.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.advice.sections import CAUSE_NAMES
 from autotune.base import document as doc
@@ -44,113 +44,153 @@ from autotune.profiles.decide.follow_up import (
     missing_probe_commands,
     workers_command,
 )
-from autotune.profiles.decide.rates import tuned_rate
+from autotune.profiles.decide.rates import Rate, tuned_rate
 from autotune.profiles.reported_profile import ReportedProfile
-from autotune.report.decide import main_bottleneck, quality_of
+from autotune.report.decide import Quality, main_bottleneck, quality_of
 from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import describe
+from autotune.trials.values import FinishedTrial
 
 URGENT = SEVERITIES[:2]
 """Severities of advice to follow before training."""
+_RATE_ORIGINS = {
+    "confirmed": "",
+    "training": "",
+    "windows": "by the worker sweep",
+    "steps": "by steps of the probe",
+}
+"""Words for the origin of a tuned rate; none if it was measured in training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SummaryRow:
+    """A profile in the summary table, with its tuned rate."""
+
+    name: str
+    profile: Profile
+    rate: Rate | None
+
+    @property
+    def num_workers(self) -> str | None:
+        if self.profile.evidence.workers is None:
+            return None
+        return str(self.profile.train.data.num_workers)
+
+    @property
+    def tokens_per_s(self) -> str | None:
+        if self.rate is None:
+            return None
+        return format_bounded(self.rate.interval, format_number)
+
+
+_SummaryColumn = tuple[str, str, Callable[[_SummaryRow], str | None]]
+"""Header, alignment, and the function that returns the cell of a row."""
 
 
 def answer(
-    one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]
+    reported: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]
 ) -> tuple[doc.Block, ...]:
-    """Return a model's first screen.
+    """Return the first screen of a profile.
 
-    It has speedup, charts, settings, bottleneck, memory, cost, quality, and the next
-    command.
+    It has the speedup, charts, settings, bottleneck, memory, cost, quality, and the
+    next command. ``unmeasured`` are the names of the parts that have no figures.
     """
-    found = main_bottleneck(one, runs)
-    charts = []
-    for chart in (
-        block for block in baseline_section(one) if isinstance(block, doc.Chart)
-    ):
-        drawing = chart.drawing
-        if isinstance(drawing, doc.BarChart):
-            drawing = replace(drawing, axis=replace(drawing.axis, label=""))
-        title = "tokens/s before and after (95 % intervals)"
-        charts.append(replace(chart, title=title, drawing=drawing, small=True))
-    charts += [step_chart([("", found)], small=True)] if found is not None else []
-    outcomes = Counter(describe(done.outcome) for done in one.trials)
-    trials = (
-        ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common())
-        or "none"
-    )
-    trials += "." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
-    pairs = [*_answers(one, runs), ("Trials", (trials,))]
-    beside = (
-        (doc.SideBySide(groups=tuple((chart,) for chart in charts)),) if charts else ()
-    )
-    return (
-        doc.Paragraph(words=_headline(one), large=True),
-        *beside,
-        doc.Pairs(pairs=tuple(pairs)),
-    )
+    charts = _baseline_charts(reported)
+    bottleneck = main_bottleneck(reported, runs)
+    if bottleneck is not None:
+        charts.append(step_chart([("", bottleneck)], small=True))
+    trials = _trial_counts(reported.trials)
+    if unmeasured:
+        trials += f" Not measured: {', '.join(unmeasured)}."
+    pairs = (*_answers(reported, runs), ("Trials", (trials,)))
+    blocks: list[doc.Block] = [doc.Paragraph(words=_headline(reported), large=True)]
+    if charts:
+        blocks.append(doc.SideBySide(groups=tuple((chart,) for chart in charts)))
+    blocks.append(doc.Pairs(pairs=pairs))
+    return tuple(blocks)
 
 
 def pull_request(
-    one: ReportedProfile, runs: Sequence[ReportedRun]
+    reported: ReportedProfile, runs: Sequence[ReportedRun]
 ) -> tuple[doc.Block, ...]:
     """Return the answer in five lines, for a pull request."""
-    known = dict(_answers(one, runs))
+    answers = dict(_answers(reported, runs))
     lines = [
-        (f"{name}: ", *known[name]) for name in ("Use", "Bottleneck", "Quality", "Next")
+        (f"{name}: ", *answers[name])
+        for name in ("Use", "Bottleneck", "Quality", "Next")
     ]
-    return (
-        doc.Paragraph(words=(doc.Strong(text=one.name), ": ", *_headline(one))),
-        doc.Bullets(items=tuple(lines)),
-    )
+    headline = (doc.Strong(text=reported.name), ": ", *_headline(reported))
+    return (doc.Paragraph(words=headline), doc.Bullets(items=tuple(lines)))
 
 
-def _headline(one: ReportedProfile) -> doc.Words:
-    if not one.profile.has_train:
-        return (doc.Strong(text=_own_values(one.profile)),)
-    rate, words = tuned_rate(one.profile), list[str | doc.Code | doc.Strong]()
-    if rate is None:
-        command = next(
-            iter(missing_probe_commands(one.profile, one.path)),
-            f"autotune baseline {one.quoted}",
-        )
-        return ("Throughput was not measured: ", doc.Code(text=command))
-    baseline = one.profile.evidence.baseline
-    for row in _headline_rows(baseline):
-        called = row.words
-        words.append(" and " * bool(words))
-        if (times := row.bounded_speedup) is None:
-            words.append(f"no comparison with {called} ({row.outcome})")
+def _baseline_charts(reported: ReportedProfile) -> list[doc.Chart]:
+    """Return the charts of the comparison with baselines, small enough for a column."""
+    charts = []
+    for block in baseline_section(reported):
+        if not isinstance(block, doc.Chart):
             continue
-        again = any(isinstance(word, doc.Strong) for word in words)
-        level = "" if again else f"{100 * SHOWN_CONFIDENCE:g} % interval "
-        between = format_bounds(times.low, times.high, format_ratio)
-        told = (
-            f"{'that' if again else 'the throughput'} of {called}"
-            f" ({level + between if between else NOT_ENOUGH})"
-        )
-        words += [doc.Strong(text=format_times(times.value)), f" {told}"]
-    between = format_bounds(rate.interval.low, rate.interval.high, format_number)
-    origin = {
-        "confirmed": "",
-        "training": "",
-        "windows": "by the worker sweep",
-        "steps": "by steps of the probe",
-    }[rate.read_from]
-    advised = "advise" in one.profile.provenance.commands and rate.read_from == "steps"
-    stale = "" if one.intact else "before the profile was edited by hand"
-    notes = (
-        between,
-        plural(rate.ranks, one.unit),
-        origin,
-        stale or "before advice changed the settings" * advised,
-    )
-    told = ", ".join(note for note in notes if note)
+        drawing = block.drawing
+        if isinstance(drawing, doc.BarChart):
+            drawing = replace(drawing, axis=replace(drawing.axis, label=""))
+        title = "tokens/s before and after (95 % intervals)"
+        charts.append(replace(block, title=title, drawing=drawing, small=True))
+    return charts
+
+
+def _trial_counts(trials: Sequence[FinishedTrial]) -> str:
+    """Return the number of trials of each outcome, the most frequent first."""
+    if not trials:
+        return "none."
+    outcomes = Counter(describe(finished.outcome) for finished in trials)
+    counts = [f"{number:,} {outcome}" for outcome, number in outcomes.most_common()]
+    return f"{', '.join(counts)}."
+
+
+def _headline(reported: ReportedProfile) -> doc.Words:
+    """Return the speedups and the throughput; of code of yours, its tuned values."""
+    profile = reported.profile
+    if not profile.has_train:
+        return (doc.Strong(text=_own_values(profile)),)
+    rate = tuned_rate(profile)
+    if rate is None:
+        measuring = [
+            *missing_probe_commands(profile, reported.path),
+            f"autotune baseline {reported.quoted}",
+        ]
+        return ("Throughput was not measured: ", doc.Code(text=measuring[0]))
+    comparisons = _comparisons(profile)
     return (
-        *words,
-        ": " if words else "",
+        *comparisons,
+        ": " if comparisons else "",
         doc.Strong(text=f"{format_number(rate.value)} tokens/s"),
-        f" ({told}).",
+        f" ({_rate_notes(reported, rate)}).",
     )
+
+
+def _comparisons(profile: Profile) -> doc.Words:
+    """Return the speedup over each baseline; empty if there was no comparison."""
+    words: list[str | doc.Code | doc.Strong] = []
+    is_first_speedup = True
+    for row in _headline_rows(profile.evidence.baseline):
+        if words:
+            words.append(" and ")
+        speedup = row.bounded_speedup
+        if speedup is None:
+            words.append(f"no comparison with {row.words} ({row.outcome})")
+            continue
+        # Only the first speedup names the quantity and the level of its interval.
+        quantity = "the throughput" if is_first_speedup else "that"
+        bounds = format_bounds(speedup.low, speedup.high, format_ratio)
+        if bounds is None:
+            interval = NOT_ENOUGH
+        elif is_first_speedup:
+            interval = f"{100 * SHOWN_CONFIDENCE:g} % interval {bounds}"
+        else:
+            interval = bounds
+        words.append(doc.Strong(text=format_times(speedup.value)))
+        words.append(f" {quantity} of {row.words} ({interval})")
+        is_first_speedup = False
+    return tuple(words)
 
 
 def _headline_rows(baseline: BaselineEvidence | None) -> list[BaselineRow]:
@@ -159,66 +199,78 @@ def _headline_rows(baseline: BaselineEvidence | None) -> list[BaselineRow]:
     return [row for row in rows if row is not None]
 
 
+def _rate_notes(reported: ReportedProfile, rate: Rate) -> str:
+    """Return a rate's bounds, ranks and origin, and why it may be out of date."""
+    notes = [
+        format_bounds(rate.interval.low, rate.interval.high, format_number),
+        plural(rate.ranks, reported.unit),
+        _RATE_ORIGINS[rate.read_from],
+    ]
+    was_advised = "advise" in reported.profile.provenance.commands
+    if not reported.intact:
+        notes.append("before the profile was edited by hand")
+    elif was_advised and rate.read_from == "steps":
+        notes.append("before advice changed the settings")
+    return ", ".join(note for note in notes if note)
+
+
 def _answers(
-    one: ReportedProfile, runs: Sequence[ReportedRun]
+    reported: ReportedProfile, runs: Sequence[ReportedRun]
 ) -> Iterator[tuple[str, doc.Words]]:
     """Yield the answers below the charts, by name."""
-    yield "Use", _settings(one) if one.profile.has_train else _own_settings(one)
-    if changes := recipe_changes(one):
+    profile = reported.profile
+    settings = _settings(reported) if profile.has_train else _own_settings(profile)
+    yield "Use", settings
+    changes = recipe_changes(reported)
+    if changes:
         yield "Recipe", ("; ".join(changes),)
-    if (confirm := one.profile.evidence.confirm) is not None:
-        yield "Promise", (confirmed_words(confirm),)
-    found = main_bottleneck(one, runs)
-    yield "Bottleneck", ("not measured",) if found is None else bottleneck_words(found)
-    yield "Memory", (_memory(one),)
-    if spent_s := sum(row.rank_seconds for row in cost_rows(one.trials)):
-        yield "Cost", (_cost(one, spent_s),)
-    quality, following = quality_of(one), _next_command(one, runs)
-    again: doc.Words = (
-        ()
-        if quality.command is None
-        else (" Measure again: ", doc.Code(text=quality.command))
-    )
-    again = (
-        (" Measure again with the next command.",)
-        if quality.command == following
-        else again
-    )
+    if profile.evidence.confirm is not None:
+        yield "Promise", (confirmed_words(profile.evidence.confirm),)
+    bottleneck = main_bottleneck(reported, runs)
+    if bottleneck is None:
+        yield "Bottleneck", ("not measured",)
+    else:
+        yield "Bottleneck", bottleneck_words(bottleneck)
+    yield "Memory", (_memory(reported),)
+    spent_s = sum(row.rank_seconds for row in cost_rows(reported.trials))
+    if spent_s:
+        yield "Cost", (_cost(reported, spent_s),)
+    next_command = _next_command(reported, runs)
+    yield "Quality", _quality_words(quality_of(reported), next_command)
+    yield "Next", (doc.Code(text=next_command),)
+
+
+def _quality_words(quality: Quality, next_command: str) -> doc.Words:
+    """Return the grade, its reasons, and the command that measures again, if any."""
     reasons = "; ".join(quality.reasons) or "enough windows, narrow intervals"
-    yield "Quality", (doc.Strong(text=quality.grade), f": {reasons}.", *again)
-    yield "Next", (doc.Code(text=following),)
+    grade = (doc.Strong(text=quality.grade), f": {reasons}.")
+    if quality.command is None:
+        return grade
+    if quality.command == next_command:
+        return (*grade, " Measure again with the next command.")
+    return (*grade, " Measure again: ", doc.Code(text=quality.command))
 
 
-def _next_command(one: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
+def _next_command(reported: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
     """Return the one command to run next.
 
     It is that of the first worthwhile advice, a better measurement, or training.
     """
-    given = [
-        *one.advice,
-        *(
-            advice
-            for run in runs
-            if run.profile_path == one.path
-            for advice in run.advice
-        ),
-    ]
-    advised = (
-        advice.command
-        for advice in given
-        if advice.severity in URGENT and advice.command is not None
-    )
-    quality = quality_of(one)
-    again = quality.command if quality.grade == "low" else None
-    following = f"autotune train {one.quoted}"
-    if not one.profile.has_train:
-        lacks_workers = one.profile.evidence.workers is None
-        following = (
-            workers_command(one.profile, one.path)
-            if lacks_workers
-            else command("profile approve", one.path, by="NAME")
-        )
-    return next(advised, again or following)
+    advice_in_order = list(reported.advice)
+    for run in runs:
+        if run.profile_path == reported.path:
+            advice_in_order.extend(run.advice)
+    for advice in advice_in_order:
+        if advice.severity in URGENT and advice.command is not None:
+            return advice.command
+    quality = quality_of(reported)
+    if quality.grade == "low" and quality.command is not None:
+        return quality.command
+    if reported.profile.has_train:
+        return f"autotune train {reported.quoted}"
+    if reported.profile.evidence.workers is None:
+        return workers_command(reported.profile, reported.path)
+    return command("profile approve", reported.path, by="NAME")
 
 
 def _own_values(profile: Profile) -> str:
@@ -229,9 +281,10 @@ def _own_values(profile: Profile) -> str:
     return " · ".join(values)
 
 
-def _own_settings(one: ReportedProfile) -> doc.Words:
+def _own_settings(profile: Profile) -> doc.Words:
     """Return the tuned values of your code with their limits, and what is lacking."""
-    probe, workers = one.profile.evidence.probe, one.profile.evidence.workers
+    probe = profile.evidence.probe
+    workers = profile.evidence.workers
     notes = []
     if probe is not None:
         notes.append(f"max {probe.feasible_max:,}")
@@ -240,53 +293,56 @@ def _own_settings(one: ReportedProfile) -> doc.Words:
     elif workers.undecided_between:
         counts = " and ".join(map(str, workers.undecided_between))
         notes.append(f"workers undecided between {counts}")
-    rest = f" ({'; '.join(notes)})" if notes else ""
-    return (doc.Strong(text=_own_values(one.profile)), rest)
+    notes_text = f" ({'; '.join(notes)})" if notes else ""
+    return (doc.Strong(text=_own_values(profile)), notes_text)
 
 
-def _settings(one: ReportedProfile) -> doc.Words:
-    train, evidence = one.profile.train, one.profile.evidence
-    workers, sync = (
-        evidence.workers,
-        f"{train.parallel.strategy}, {train.parallel.gradient_dtype} gradients",
-    )
-    most = "" if evidence.probe is None else f" (max {evidence.probe.feasible_max:,})"
-    doubt = "" if workers else " (not measured)"
-    if workers is not None and workers.undecided_between:
-        doubt = (
-            f" (undecided between {' and '.join(map(str, workers.undecided_between))})"
-        )
-    parts = {
-        f"{plural(train.data.num_workers, 'worker')}{doubt}": True,
-        f"prefetch {train.data.prefetch_factor}": (
-            workers and workers.joint and workers.joint.adopted
-        ),
-        f"{train.layout}, {train.seq_length_tokens} tokens": True,
-        train.precision: True,
-        "compiled": train.compiled,
-        f"{train.activation_checkpointing} checkpointing": (
-            train.activation_checkpointing != "none"
-        ),
-        f"global batch {_batch(one.profile)}": True,
-        sync + " (not measured)" * (evidence.network is None): (
-            one.profile.local_ranks > 1
-        ),
-    }
-    chosen = " · ".join(part for part, applies in parts.items() if applies)
-    return (
-        doc.Strong(text=f"micro-batch {train.micro_batch_size:,}{most}"),
-        f" · {chosen}",
-    )
+def _settings(reported: ReportedProfile) -> doc.Words:
+    """Return the settings of the bundled trainer, and which were not measured."""
+    train = reported.profile.train
+    evidence = reported.profile.evidence
+    micro_batch = f"micro-batch {train.micro_batch_size:,}"
+    if evidence.probe is not None:
+        micro_batch += f" (max {evidence.probe.feasible_max:,})"
+    parts = [_workers_words(reported.profile)]
+    if evidence.workers and evidence.workers.joint and evidence.workers.joint.adopted:
+        parts.append(f"prefetch {train.data.prefetch_factor}")
+    parts.append(f"{train.layout}, {train.seq_length_tokens} tokens")
+    parts.append(train.precision)
+    if train.compiled:
+        parts.append("compiled")
+    if train.activation_checkpointing != "none":
+        parts.append(f"{train.activation_checkpointing} checkpointing")
+    parts.append(f"global batch {_batch(reported.profile)}")
+    if reported.profile.local_ranks > 1:
+        strategy = train.parallel.strategy
+        sync = f"{strategy}, {train.parallel.gradient_dtype} gradients"
+        doubt = " (not measured)" if evidence.network is None else ""
+        parts.append(sync + doubt)
+    return (doc.Strong(text=micro_batch), f" · {' · '.join(parts)}")
 
 
-def recipe_changes(one: ReportedProfile) -> list[str]:
+def _workers_words(profile: Profile) -> str:
+    """Return the number of DataLoader workers, and whether it was measured."""
+    words = plural(profile.train.data.num_workers, "worker")
+    workers = profile.evidence.workers
+    if workers is None:
+        return f"{words} (not measured)"
+    if workers.undecided_between:
+        counts = " and ".join(map(str, workers.undecided_between))
+        return f"{words} (undecided between {counts})"
+    return words
+
+
+def recipe_changes(reported: ReportedProfile) -> list[str]:
     """Return a profile's changes to the model's recipe and to 32-bit gradients.
 
     They gained speed at a price.
     """
-    if not one.profile.has_train:
+    if not reported.profile.has_train:
         return []
-    train, network = one.profile.train, one.profile.evidence.network
+    train = reported.profile.train
+    network = reported.profile.evidence.network
     changes = []
     if train.attention_dropout is not None:
         changes.append(
@@ -295,99 +351,99 @@ def recipe_changes(one: ReportedProfile) -> list[str]:
     if train.float8 != "none":
         changes.append(f"linear layers in float8 ({train.float8})")
     if train.parallel.gradient_dtype != "fp32":
-        equal = (
-            ""
-            if network is None or network.equal_loss is None
-            else f"; equal loss: {network.equal_loss}"
-        )
-        changes.append(
-            f"{train.parallel.gradient_dtype} gradients instead of fp32{equal}"
-        )
+        change = f"{train.parallel.gradient_dtype} gradients instead of fp32"
+        if network is not None and network.equal_loss is not None:
+            change += f"; equal loss: {network.equal_loss}"
+        changes.append(change)
     return changes
 
 
-def bottleneck_words(found: Bottleneck) -> doc.Words:
+def bottleneck_words(bottleneck: Bottleneck) -> doc.Words:
     """Return the bottleneck, its share of a step, the MFU, and the source."""
-    part, doubt = found.part(found.limit), "" if found.decided else " (not certain)"
-    share = "" if part is None else f", {100 * part.share:.0f} % of the step"
-    mfu = (
-        "" if found.mfu is None else f"; MFU {format_interval(found.mfu, format_share)}"
-    )
-    return (
-        doc.Strong(text=CAUSE_NAMES[found.limit]),
-        f"{share}{doubt}{mfu} ({found.source})",
-    )
+    part = bottleneck.part(bottleneck.limit)
+    details = ""
+    if part is not None:
+        details += f", {100 * part.share:.0f} % of the step"
+    if not bottleneck.decided:
+        details += " (not certain)"
+    if bottleneck.mfu is not None:
+        details += f"; MFU {format_interval(bottleneck.mfu, format_share)}"
+    details += f" ({bottleneck.source})"
+    return (doc.Strong(text=CAUSE_NAMES[bottleneck.limit]), details)
 
 
-def _memory(one: ReportedProfile) -> str:
-    probe = one.profile.evidence.probe
-    budget_bytes = one.profile.constraints.memory_budget_bytes
+def _memory(reported: ReportedProfile) -> str:
+    """Return the peak memory of the largest size that fits, and the budget."""
+    profile = reported.profile
+    budget_bytes = profile.constraints.memory_budget_bytes
     if budget_bytes is None:
         return "not measured"
-    budget = format_bytes(budget_bytes)
+    budget = f"{format_bytes(budget_bytes)} per {reported.unit}"
+    probe = profile.evidence.probe
     if probe is None:
-        return f"not measured; the budget is {budget} per {one.unit}"
-    known = (
-        ""
-        if one.profile.fingerprint.bytes_known == "measured"
-        else ", by torch's allocator"
-    )
+        return f"not measured; the budget is {budget}"
+    source = ""
+    if profile.fingerprint.bytes_known != "measured":
+        source = ", by torch's allocator"
     limit = ""
     if probe.is_lower_bound:
         limit = f" ({LOWER_BOUND})"
     elif probe.infeasible_min is not None:
         limit = f"; {probe.infeasible_min:,} run out of memory"
     peak = format_bytes(probe.feasible_peak_bytes)
-    return (
-        f"{peak} of {budget} per {one.unit}{known} with"
-        f" {one.profile.subject.size_words(probe.feasible_max)}{limit}"
-    )
+    size = profile.subject.size_words(probe.feasible_max)
+    return f"{peak} of {budget}{source} with {size}{limit}"
 
 
-def _cost(one: ReportedProfile, spent_s: float) -> str:
-    ranks = one.profile.local_ranks
-    spent = f"{format_hours(spent_s / 3600)} of trials" + (
-        f", in {one.unit}-hours" if ranks > 1 else ""
-    )
-    found = pay_back(spent_s, one.profile.evidence.baseline)
-    if found is None:
+def _cost(reported: ReportedProfile, spent_s: float) -> str:
+    """Return the time of trials, and after how much training it is regained.
+
+    ``spent_s`` are seconds of trials times their ranks.
+    """
+    ranks = reported.profile.local_ranks
+    spent = f"{format_hours(spent_s / 3600)} of trials"
+    if ranks > 1:
+        spent += f", in {reported.unit}-hours"
+    regained = pay_back(spent_s, reported.profile.evidence.baseline)
+    if regained is None:
         return spent
-    if found.rank_hours is None:
+    if regained.rank_hours is None:
         return (
             f"{spent}; the tuned settings are not faster than untuned ones, so it does"
             " not pay for itself"
         )
-    every = f" on {plural(ranks, one.unit)}" if ranks > 1 else ""
-    after = Interval.from_bounds(
-        found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE
+    rank_hours = Interval.from_bounds(
+        regained.rank_hours,
+        regained.rank_hours_low,
+        regained.rank_hours_high,
+        SHOWN_CONFIDENCE,
     )
-    said = format_interval(
-        after.scaled(1 / ranks), hours_formatter(found.rank_hours / ranks)
+    hours = format_interval(
+        rank_hours.scaled(1 / ranks), hours_formatter(regained.rank_hours / ranks)
     )
-    return f"{spent}; pays for itself after {said} of training{every} (predicted)"
+    devices = f" on {plural(ranks, reported.unit)}" if ranks > 1 else ""
+    return f"{spent}; pays for itself after {hours} of training{devices} (predicted)"
 
 
 def step_chart(
-    named: Sequence[tuple[str, Bottleneck]], *, small: bool = False
+    bottlenecks: Sequence[tuple[str, Bottleneck]], *, small: bool = False
 ) -> doc.Chart:
-    """Return a bar of the parts of a step for each bottleneck."""
-    stacks, said = [], []
-    for name, found in named:
-        shares = {part.cause: part.share for part in found.parts}
-        parts = tuple(
-            (words, shares[one])
-            for one, words in CAUSE_NAMES.items()
-            if shares.get(one, 0.0) > 0
-        )
-        stacks.append(doc.Stack(label=name, parts=parts))
-        told = ", ".join(
+    """Return a bar of the parts of a step for each bottleneck, with its name."""
+    stacks = []
+    descriptions = []
+    for name, bottleneck in bottlenecks:
+        stacks.append(doc.Stack(label=name, parts=_parts_by_cause(bottleneck)))
+        shares = ", ".join(
             f"{CAUSE_NAMES[part.cause]} {format_share(part.share)}"
-            for part in found.parts
+            for part in bottleneck.parts
         )
-        said.append(f"{name}: {told}." if name else f"{told}.")
+        descriptions.append(f"{name}: {shares}." if name else f"{shares}.")
+    named_parts = [
+        (name, part) for name, bottleneck in bottlenecks for part in bottleneck.parts
+    ]
     return doc.Chart(
         title="Parts of a step's time",
-        description=" ".join(said),
+        description=" ".join(descriptions),
         small=small,
         drawing=doc.StackedBarChart(
             axis=doc.Axis(label="" if small else "share of a step", unit="share"),
@@ -395,43 +451,52 @@ def step_chart(
         ),
         table=doc.table_of(
             "Parts of a step",
-            [(name, part) for name, found in named for part in found.parts],
-            ("step of", "l", lambda one: one[0]),
-            ("part", "l", lambda one: CAUSE_NAMES[one[1].cause]),
-            ("share", "r", lambda one: format_share(one[1].share)),
+            named_parts,
+            ("step of", "l", lambda row: row[0]),
+            ("part", "l", lambda row: CAUSE_NAMES[row[1].cause]),
+            ("share", "r", lambda row: format_share(row[1].share)),
             (
                 "95 % interval",
                 "r",
-                lambda one: format_bounds(one[1].low, one[1].high, format_share),
+                lambda row: format_bounds(row[1].low, row[1].high, format_share),
             ),
-            ("source", "l", lambda one: one[1].source or None),
+            ("source", "l", lambda row: row[1].source or None),
         ),
+    )
+
+
+def _parts_by_cause(bottleneck: Bottleneck) -> tuple[tuple[str, float], ...]:
+    """Return the name and share of each part that takes time, in a fixed order."""
+    shares = {part.cause: part.share for part in bottleneck.parts}
+    return tuple(
+        (name, shares[cause])
+        for cause, name in CAUSE_NAMES.items()
+        if shares.get(cause, 0.0) > 0
     )
 
 
 def own_summary_table(profiles: Sequence[Profile]) -> doc.Table:
     """Return the tuned values of your code, with the promised and delivered rate."""
-
-    def confirmed(profile: Profile) -> str | None:
-        confirm = profile.evidence.confirm
-        return None if confirm is None else confirmed_words(confirm)
-
     return doc.table_of(
         "",
         profiles,
-        ("your code", "l", lambda one: one.subject.words),
+        ("your code", "l", lambda profile: profile.subject.words),
         ("values", "l", _own_values),
-        (
-            "max",
-            "r",
-            lambda one: (
-                None
-                if one.evidence.probe is None
-                else f"{one.evidence.probe.feasible_max:,}"
-            ),
-        ),
-        ("throughput", "l", confirmed),
+        ("max", "r", _largest_size),
+        ("throughput", "l", _confirmed),
     )
+
+
+def _largest_size(profile: Profile) -> str | None:
+    """Return the largest size that fits; None if it was not measured."""
+    probe = profile.evidence.probe
+    return None if probe is None else f"{probe.feasible_max:,}"
+
+
+def _confirmed(profile: Profile) -> str | None:
+    """Return the promised and the delivered rate; None without a confirmation."""
+    confirm = profile.evidence.confirm
+    return None if confirm is None else confirmed_words(confirm)
 
 
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
@@ -439,78 +504,60 @@ def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Tabl
 
     A missing speedup was not measured.
     """
+    rows = [
+        _SummaryRow(name=name, profile=profile, rate=tuned_rate(profile))
+        for name, profile in zip(names, profiles, strict=True)
+    ]
     return doc.table_of(
         "",
-        zip(names, profiles, strict=True),
-        ("model", "l", lambda one: one[0]),
-        (
-            "max micro-batch",
-            "r",
-            lambda one: (
-                f"{found.feasible_max:,}" if (found := one[1].evidence.probe) else None
-            ),
-        ),
-        ("batch", "r", lambda one: _batch(one[1])),
-        (
-            "workers",
-            "r",
-            lambda one: (
-                str(one[1].train.data.num_workers) if one[1].evidence.workers else None
-            ),
-        ),
-        (
-            "tokens/s",
-            "r",
-            lambda one: (
-                bounded(rate.interval, format_number)
-                if (rate := tuned_rate(one[1]))
-                else None
-            ),
-        ),
+        rows,
+        ("model", "l", lambda row: row.name),
+        ("max micro-batch", "r", lambda row: _largest_size(row.profile)),
+        ("batch", "r", lambda row: _batch(row.profile)),
+        ("workers", "r", lambda row: row.num_workers),
+        ("tokens/s", "r", lambda row: row.tokens_per_s),
         *_speedup_columns(profiles),
     )
 
 
+def _speedup_columns(profiles: Sequence[Profile]) -> list[_SummaryColumn]:
+    """Return a column for each baseline that a profile was compared with."""
+    compared = [
+        name
+        for name in BASELINE_WORDS
+        if any(row_of(profile.evidence.baseline, name) for profile in profiles)
+    ]
+    return [_speedup_column(name) for name in compared or [UNTUNED]]
+
+
+def _speedup_column(baseline: str) -> _SummaryColumn:
+    return (f"vs {baseline}", "r", lambda row: _speedup(row.profile, baseline))
+
+
 def _batch(profile: Profile) -> str:
-    train, ranks = profile.train, profile.local_ranks
+    """Return how the global batch is split; only its size if a hand edit broke that."""
+    train = profile.train
+    ranks = profile.local_ranks
     if train.global_batch_size < ranks:
-        return f"{train.global_batch_size:,}"  # edited by hand: it cannot be split
+        return f"{train.global_batch_size:,}"
     split = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
     return split.words(ranks)
 
 
-def _speedup_columns(
-    profiles: Sequence[Profile],
-) -> list[tuple[str, str, Callable[[tuple[str, Profile]], str | None]]]:
-    """Return a column for each baseline that a profile was compared with."""
-    names = [
-        name
-        for name in BASELINE_WORDS
-        if any(row_of(one.evidence.baseline, name) for one in profiles)
-    ]
-    return [
-        (f"vs {name}", "r", functools.partial(_row_times, name))
-        for name in names or [UNTUNED]
-    ]
-
-
-def _row_times(name: str, named: tuple[str, Profile]) -> str | None:
-    return _times(named[1], name)
-
-
-def _times(profile: Profile, name: str) -> str | None:
-    row = row_of(profile.evidence.baseline, name)
-    return bounded(row.bounded_speedup if row else None, format_times)
-
-
-def bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
-    """Format a value with its bounds, and their confidence unless it is 95 %."""
-    if known is None:
+def _speedup(profile: Profile, baseline: str) -> str | None:
+    """Return the speedup over a baseline with its bounds; None if not measured."""
+    row = row_of(profile.evidence.baseline, baseline)
+    if row is None or row.bounded_speedup is None:
         return None
-    between = format_bounds(known.low, known.high, form)
-    level = (
-        ""
-        if known.confidence == SHOWN_CONFIDENCE
-        else f", {format_confidence(known.confidence)}"
-    )
-    return form(known.value) + (f" ({between}{level})" if between else "")
+    return format_bounded(row.bounded_speedup, format_times)
+
+
+def format_bounded(interval: Interval, form: Callable[[float], str]) -> str:
+    """Format a value with its bounds, and their confidence unless it is 95 %."""
+    value = form(interval.value)
+    bounds = format_bounds(interval.low, interval.high, form)
+    if not bounds:
+        return value
+    if interval.confidence != SHOWN_CONFIDENCE:
+        bounds += f", {format_confidence(interval.confidence)}"
+    return f"{value} ({bounds})"

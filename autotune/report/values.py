@@ -7,6 +7,9 @@ from typing import Literal
 from autotune.evidence.advice import Advice, Bottleneck
 from trainer.formats.run_record import Run
 
+MatchedBy = Literal["the profile's hash", "dataset and model"]
+"""Criterion that matches a run with the profile it was started from."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedRun:
@@ -14,10 +17,9 @@ class ReportedRun:
 
     run: Run
     profile_path: Path | None
-    matched_by: Literal["the profile's hash", "dataset and model"] | None = None
-    """Criterion that found the profile: a run with changed settings has another
-    hash."""
-    otherwise: tuple[str, ...] = ()
+    matched_by: MatchedBy | None = None
+    """Criterion that matched the profile; None without a profile."""
+    other_settings: tuple[str, ...] = ()
     """Differences from the profile's training step, because of which its expectations
     do not apply to the run."""
     bottlenecks: tuple[Bottleneck, ...] = ()

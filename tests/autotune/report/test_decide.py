@@ -201,7 +201,7 @@ def test_long_run_decides_the_bottleneck():
     short = replace(run, bottlenecks=(replace(example_bottleneck("run"), steps=29),))
     for other_run in (
         short,
-        replace(run, otherwise=("layout",)),
+        replace(run, other_settings=("layout",)),
         replace(run, profile_path=None),
         reported_run(),
     ):
