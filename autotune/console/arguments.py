@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 _TAKE_PROFILE = ("workers", "network", "confirm", "baseline", "train")
+"""Commands whose only argument is a profile, which may stand after ``--slurm``."""
 
 
 def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -15,16 +16,19 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
         return tuple(arguments)
     from autotune.cluster.site_file import DEFAULT_SITE
 
+    profiles: list[str] = []
+    if arguments[0] in _TAKE_PROFILE:
+        profiles = [word for word in arguments if word.endswith(".toml")]
     plain = list(arguments)
-    files = (
-        [word for word in plain if word.endswith(".toml")]
-        if plain[0] in _TAKE_PROFILE
-        else []
-    )
-    ended = plain.index("--") if "--" in plain else len(plain)
-    for position, following in enumerate([*plain[1:], "-"][:ended]):
-        if plain[position] == "--slurm" and (
-            following.startswith("-") or files == [following]
+    end_of_options = plain.index("--") if "--" in plain else len(plain)
+    for position in range(end_of_options):
+        if plain[position] != "--slurm":
+            continue
+        is_last = position + 1 == len(plain)
+        if (
+            is_last
+            or plain[position + 1].startswith("-")
+            or profiles == [plain[position + 1]]
         ):
             plain[position] = f"--slurm={DEFAULT_SITE}"
     return tuple(plain)

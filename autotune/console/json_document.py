@@ -28,8 +28,10 @@ class CommandFailure:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Return whether a command line asks for JSON."""
-    ended = arguments.index("--") if "--" in arguments else len(arguments)
-    return "--json" in arguments[:ended]
+    end_of_options = len(arguments)
+    if "--" in arguments:
+        end_of_options = arguments.index("--")
+    return "--json" in arguments[:end_of_options]
 
 
 def run_for_json(run: Callable[[], tuple[int, CommandFailure | None]]) -> int:

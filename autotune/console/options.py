@@ -1,7 +1,9 @@
 """Options that several commands have.
 
-Each is declared once, and groups of them are dataclasses. Shells complete models, GPUs,
-profiles and site files after an option, and file names if nothing else is offered.
+Each is declared once: completions first, then functions that make options, then the
+options themselves, and last groups of them as dataclasses, which ``grouped`` spreads
+over the parameters of a command. Shells complete models, GPUs, profiles and site files
+after an option, and file names if nothing else is offered.
 """
 
 import contextlib
@@ -33,8 +35,10 @@ from autotune.base.units import (
 from autotune.errors import UsageError
 
 _PROFILES = "profiles"
-_NO_PROFILES = ("pyproject.toml", "site.toml")
-_T = TypeVar("_T")
+_PYPROJECT = "pyproject.toml"
+_NO_PROFILES = (_PYPROJECT, "site.toml")
+"""Names of TOML files that are no profiles."""
+RequestT = TypeVar("RequestT")
 
 
 def models(incomplete: str) -> list[str]:
@@ -65,9 +69,11 @@ def profiles(incomplete: str) -> list[str]:
 
     They are from the directory that was typed, the current one, and ``profiles/``.
     """
+    # A dictionary, to offer each file once and in order.
+    names = dict.fromkeys([*_toml_files(incomplete), *_toml_files(f"{_PROFILES}/")])
     return [
         name
-        for name in dict.fromkeys([*_tables(incomplete), *_tables(f"{_PROFILES}/")])
+        for name in names
         if name.startswith(incomplete)
         and not name.endswith(".previous.toml")
         and Path(name).name not in _NO_PROFILES
@@ -81,19 +87,18 @@ def sites(incomplete: str) -> list[str]:
     """
     return [
         name
-        for name in _tables(incomplete)
-        if not name.startswith(f"{_PROFILES}/") and name != _NO_PROFILES[0]
+        for name in _toml_files(incomplete)
+        if not name.startswith(f"{_PROFILES}/") and name != _PYPROJECT
     ]
 
 
-def _tables(incomplete: str) -> list[str]:
-    directory, slash, begun = incomplete.rpartition("/")
+def _toml_files(incomplete: str) -> list[str]:
+    """Return the paths of TOML files with this prefix, written as it was typed."""
+    directory, slash, prefix = incomplete.rpartition("/")
     with contextlib.suppress(OSError):
-        names = sorted(
-            entry.name
-            for entry in Path(directory + slash or ".").expanduser().glob("*.toml")
-        )
-        return [f"{directory}{slash}{name}" for name in names if name.startswith(begun)]
+        files = Path(directory + slash or ".").expanduser().glob("*.toml")
+        names = sorted(file.name for file in files if file.name.startswith(prefix))
+        return [f"{directory}{slash}{name}" for name in names]
     return []
 
 
@@ -124,22 +129,34 @@ def quantity(
 ) -> Callable[[Any], float]:
     """Return the parser of an option that takes a number with a unit.
 
-    Its errors show ``example`` as the usual value.
+    Its errors show ``example`` as the usual value, or its unit after a bare number.
+
+    Args:
+        name: Name of the option.
+        parse: Function that reads the text, or raises ``ValueError`` with the reason.
+        example: Usual value.
+        least: Smallest value.
     """
 
-    def read(given: str | float) -> float:
-        if not isinstance(given, str):
-            return given  # the default
+    def read(text_or_default: str | float) -> float:
+        if not isinstance(text_or_default, str):
+            return text_or_default
+        text = text_or_default
+        correct = example
         try:
-            if (value := parse(given)) >= least:
-                return value
-            why = f"is less than {exact_seconds(least)}"
+            value = parse(text)
         except ValueError as error:
-            why = str(error)
-        fixed = (
-            given.strip() + example.lstrip("0123456789") if why == NO_UNIT else example
+            reason = str(error)
+            if reason == NO_UNIT:
+                unit = example.lstrip("0123456789")
+                correct = f"{text.strip()}{unit}"
+        else:
+            if value >= least:
+                return value
+            reason = f"is less than {exact_seconds(least)}"
+        raise UsageError(
+            f"{name} {text!r} {reason}", next_step=f"Write {name} {correct}"
         )
-        raise UsageError(f"{name} {given!r} {why}", next_step=f"Write {name} {fixed}")
 
     return read
 
@@ -154,7 +171,8 @@ def duration(
     advanced: bool = False,
 ) -> Any:
     """Return an option that takes a duration with a unit; its value is in seconds."""
-    text += "" if default_s is None else f" Default: {exact_seconds(default_s)}."
+    if default_s is not None:
+        text += f" Default: {exact_seconds(default_s)}."
     read = quantity(name, parse_seconds, example, least=least_s)
     return option(
         "DURATION", text, name, parser=read, show_default=False, advanced=advanced
@@ -173,11 +191,13 @@ def time_limit(default: str) -> Any:
 
 def batch_tokens(default: str) -> Any:
     """Return the option of the global batch; its value is a number of tokens."""
-    text, read = (
-        "Non-padding tokens per optimizer step, over all GPUs",
-        quantity(_BATCH, parse_amount, "512K"),
+    name = "--global-batch-tokens"
+    return option(
+        "TOKENS",
+        f"Non-padding tokens per optimizer step, over all GPUs. Default: {default}.",
+        name,
+        parser=quantity(name, parse_amount, "512K"),
     )
-    return option("TOKENS", f"{text}. Default: {default}.", _BATCH, parser=read)
 
 
 def gpus_per_node(default: str, *, advanced: bool = False) -> Any:
@@ -190,7 +210,6 @@ def gpus_per_node(default: str, *, advanced: bool = False) -> Any:
     )
 
 
-_BATCH = "--global-batch-tokens"
 REPORTS = Path("reports")
 NOT_GIVEN = Path("/dev/null")
 """Default of a path that only some forms of a command require."""
@@ -550,66 +569,76 @@ class ProbeOptions(ModelOptions):
 
         ``command`` is the name of the command, for the message.
         """
-        for name, given in {
-            "--model": bool(self.model),
-            "--data": self.data != NOT_GIVEN,
-        }.items():
-            if not given:
-                own = (
-                    f"your own training code: autotune {command} --step"
-                    " my_module:build_step"
-                )
-                next_step = (
-                    f"autotune {command} --model bert-120m --data data; or {own}"
-                )
-                raise UsageError(
-                    f"autotune {command} requires {name}", next_step=next_step
-                )
+        missing = None
+        if not self.model:
+            missing = "--model"
+        elif self.data == NOT_GIVEN:
+            missing = "--data"
+        if missing is not None:
+            raise UsageError(
+                f"autotune {command} requires {missing}",
+                next_step=(
+                    f"autotune {command} --model bert-120m --data data; or your own"
+                    f" training code: autotune {command} --step my_module:build_step"
+                ),
+            )
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the options of each group as parameters.
 
-    They take the place of the group.
+    A group is a parameter whose type is a dataclass. Its fields take its place in the
+    signature, from which typer makes the options.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: fields(kind) for name, kind in hints.items() if is_dataclass(kind)}
+    groups = {name: fields(hint) for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name not in groups:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
-        for one in groups.get(parameter.name, ()):
-            default = parameter.empty if one.default is MISSING else one.default
-            default = (
-                default if one.default_factory is MISSING else one.default_factory()
-            )
+        for group_field in groups.get(parameter.name, ()):
+            default: Any = parameter.empty
+            if group_field.default_factory is not MISSING:
+                default = group_field.default_factory()
+            elif group_field.default is not MISSING:
+                default = group_field.default
             parameters.append(
-                parameter.replace(name=one.name, default=default, annotation=one.type)
+                parameter.replace(
+                    name=group_field.name,
+                    default=default,
+                    annotation=group_field.type,
+                )
             )
 
     @functools.wraps(command)
-    def call(**given: Any) -> None:
-        for name, options in groups.items():
-            given[name] = hints[name](
-                **{one.name: given.pop(one.name) for one in options}
-            )
-        command(**given)
+    def call(**values: Any) -> None:
+        for name, group_fields in groups.items():
+            group_values = {
+                group_field.name: values.pop(group_field.name)
+                for group_field in group_fields
+            }
+            values[name] = hints[name](**group_values)
+        command(**values)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
     return call
 
 
 def make_request(
-    kind: Callable[..., _T], context: typer.Context, **others: object
-) -> _T:
+    request_type: Callable[..., RequestT], context: typer.Context, **others: object
+) -> RequestT:
     """Return a request.
 
-    Fields that ``others`` does not set come from the options of the same name, if they
-    exist.
+    Args:
+        request_type: Dataclass of the request.
+        context: Command line, whose options become the fields of the same name.
+        others: Fields that do not come from options.
     """
-    names = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass is what constructs it
-    return kind(
-        **{name: value for name, value in context.params.items() if name in names}
-        | others
-    )
+    field_names = {field.name for field in fields(request_type)}  # type: ignore[arg-type]  # a dataclass is what constructs it
+    from_options = {
+        name: value for name, value in context.params.items() if name in field_names
+    }
+    return request_type(**from_options | others)

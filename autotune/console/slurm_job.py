@@ -1,7 +1,9 @@
 """Commands that submit themselves as a SLURM job, and do not run on login nodes.
 
 ``--slurm [SITE] [--wait] [--dry-run]``: the job runs the command that you typed without
-these options. Another job may follow.
+these options. A command calls ``submitted`` of its ``SlurmOptions``, or
+``submitted_or_rejected`` of its ``JobOptions`` if it measures, with a ``JobRequest``,
+and returns if the answer is True. A second job may follow the first.
 """
 
 import functools
@@ -11,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +21,14 @@ from autotune.cluster.slurm import Ended, follow, read_slurm, submit
 from autotune.console.options import REPORTS, AsJson, Reports, flag, option, sites
 from autotune.errors import BadInput, MachineLacks, UsageError
 
+if TYPE_CHECKING:
+    from autotune.cluster.site_file import SiteFile
+
 START_UP_S = 60.0
 """Seconds until a job's first trial begins: starting, and loading torch from a network
 file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
+"""Environment variables that the job gets."""
 _HELP = "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml."
 
 
@@ -89,12 +95,6 @@ class SlurmOptions:
                 used.
             TrainerError: If the site file is invalid.
         """
-        from autotune.cluster.job_script import (
-            Shape,
-            cpus_of,
-            measure_script,
-            read_template,
-        )
         from autotune.cluster.site_file import find_site
 
         if self.slurm is None:
@@ -105,94 +105,55 @@ class SlurmOptions:
                 )
             return False
         site, site_path = find_site(self.slurm, os.environ)
-        template = read_template("measure", site, site_path)
+        typed = command_in_job(context.find_root().obj)
 
-        def script_of(one: JobRequest) -> str:
-            if (
-                one.trial_timeout_s is not None
-                and START_UP_S + one.trial_timeout_s > site.slurm.time_s
-            ):
-                raise BadInput(
-                    f"the job's time limit, {site.slurm.time}, cannot hold its start"
-                    f" ({START_UP_S:g} s) and one trial ({one.trial_timeout_s:g} s)",
-                    next_step=(
-                        f"Raise slurm.time in {site_path or 'a site file (site.toml)'},"
-                        " or bound trials: --trial-timeout"
-                        f" {max(1.0, site.slurm.time_s - START_UP_S):g}s"
-                    ),
-                )
-            gpus = (one.ranks or site.slurm.gpus_per_node or 1) if one.on_gpus else 0
-            cpus = cpus_of(
-                site, one.ranks or max(1, gpus), one.cpus or site.slurm.cpus_per_task
-            )
-            words = (
-                command_in_job(context.find_root().obj)
-                if one.command is None
-                else one.command
-            )
-            return measure_script(
-                site,
-                template,
-                name=one.name,
-                purpose=one.purpose,
-                with_srun=one.with_srun,
-                directory=Path.cwd(),
-                command=[site.python or sys.executable, "-P", "-m", "autotune", *words],
-                typed=one.command is None,
-                shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
-                log=one.reports / "jobs" / f"{one.name}-%j.log",
-                variables={
-                    name: os.environ[name]
-                    for name in _PASSED_ON
-                    if os.environ.get(name)
-                },
-            )
+        def script_of(job: JobRequest) -> str:
+            return _job_script(job, site, site_path, typed)
 
         if self.dry_run:
-            second = request.then and request.then("JOB")  # which has no number yet
-            print(
-                "\n".join(
-                    script_of(one) for one in (request, second) if one is not None
-                ),
-                end="",
-            )
+            scripts = [script_of(request)]
+            if request.then is not None:
+                # The first job has no number yet.
+                scripts.append(script_of(request.then("JOB")))
+            print("\n".join(scripts), end="")
             return True
-        jobs = [_submit(request, script_of(request), site.slurm.time)]
+        limit = site.slurm.time
+        first = _submit(request, script_of(request), limit)
+        jobs = [first]
         if request.then is not None:
-            second = request.then(jobs[0]["job"])
-            jobs.append(
-                _submit(
-                    second, script_of(second), site.slurm.time, after=jobs[0]["job"]
-                )
-            )
+            second = request.then(first["job"])
+            jobs.append(_submit(second, script_of(second), limit, after=first["job"]))
         if not self.as_json:
             print("\n\n".join(map(_job_text, jobs)), flush=True)
         self.finish(
             [(job["job"], Path(job["log"])) for job in jobs],
-            {**jobs[0], "then": jobs[1:]},
+            {**first, "then": jobs[1:]},
         )
         return True
 
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
-        """Wait for jobs (id, log) and print ``answer`` as JSON, if requested.
+        """Wait for the jobs with ``--wait``, and print the answer with ``--json``.
 
-        It exits with the first failure's code.
+        It exits with the code of the first job that failed.
+
+        Args:
+            jobs: Id and log of each job.
+            answer: Answer about the jobs; it gets their exit code.
         """
         from autotune.base.answer_json import answer_json
 
         ended = Ended(code=0)
-        for number, log in jobs if self.wait else ():
-            ended = follow(
-                number,
-                log,
-                functools.partial(print, f"job {number}:", file=sys.stderr, flush=True),
-            )
-            if ended.code:
-                break
+        if self.wait:
+            for number, log in jobs:
+                progress = functools.partial(
+                    print, f"job {number}:", file=sys.stderr, flush=True
+                )
+                ended = follow(number, log, progress)
+                if ended.code:
+                    break
         if self.as_json:
-            print(
-                answer_json({**answer, "exit_code": ended.code if self.wait else None})
-            )
+            exit_code = ended.code if self.wait else None
+            print(answer_json({**answer, "exit_code": exit_code}))
         if ended.code:
             sys.stderr.write(f"error: {ended.words}\n")
             raise SystemExit(ended.code)
@@ -233,46 +194,110 @@ def command_in_job(arguments: Sequence[str]) -> list[str]:
 
     ``arguments`` come from ``plain_arguments``.
     """
-    kept: list[str] = []
+    command: list[str] = []
     words = iter(arguments)
     for word in words:
         if word == "--":
-            return [*kept, word, *words]
+            return [*command, word, *words]
         if word == "--slurm":
-            next(words, None)
+            next(words, None)  # its value
         elif word not in ("--wait", "--dry-run") and not word.startswith("--slurm="):
-            kept.append(word)
-    return kept
+            command.append(word)
+    return command
+
+
+def _job_script(
+    job: JobRequest, site: "SiteFile", site_path: Path | None, typed: Sequence[str]
+) -> str:
+    """Return the script of a job.
+
+    Args:
+        job: The job.
+        site: Site file, or its defaults.
+        site_path: Path of the site file; None without one.
+        typed: Command line for jobs that have no command of their own.
+
+    Raises:
+        BadInput: If the site's time limit is too short for a single trial.
+    """
+    from autotune.cluster.job_script import (
+        Shape,
+        cpus_of,
+        measure_script,
+        read_template,
+    )
+
+    limit_s = site.slurm.time_s
+    timeout_s = job.trial_timeout_s
+    if timeout_s is not None and START_UP_S + timeout_s > limit_s:
+        raise BadInput(
+            f"the job's time limit, {site.slurm.time}, cannot hold its start"
+            f" ({START_UP_S:g} s) and one trial ({timeout_s:g} s)",
+            next_step=(
+                f"Raise slurm.time in {site_path or 'a site file (site.toml)'}, or"
+                f" bound trials: --trial-timeout {max(1.0, limit_s - START_UP_S):g}s"
+            ),
+        )
+    gpus = 0
+    if job.on_gpus:
+        gpus = job.ranks or site.slurm.gpus_per_node or 1
+    ranks = job.ranks or max(1, gpus)
+    cpus = cpus_of(site, ranks, job.cpus or site.slurm.cpus_per_task)
+    words = typed if job.command is None else job.command
+    return measure_script(
+        site,
+        read_template("measure", site, site_path),
+        name=job.name,
+        purpose=job.purpose,
+        with_srun=job.with_srun,
+        directory=Path.cwd(),
+        command=[site.python or sys.executable, "-P", "-m", "autotune", *words],
+        typed=job.command is None,
+        shape=Shape(nodes=job.nodes, gpus=gpus, cpus=cpus),
+        log=job.reports / "jobs" / f"{job.name}-%j.log",
+        variables={
+            name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)
+        },
+    )
 
 
 def _submit(
     request: JobRequest, script: str, limit: str, after: str | None = None
 ) -> dict[str, Any]:
+    """Write and submit a script; return the answer about the job.
+
+    Args:
+        request: The job.
+        script: Its script.
+        limit: Its time limit, as SLURM writes it.
+        after: Id of the job that has to succeed first; None if there is none.
+    """
     from autotune.base.files import write_atomically
     from trainer.formats.events import utc_now
 
-    place = request.reports / "jobs"
-    path = (
-        place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"
-    )
-    write_atomically(path, script)
-    number = submit(path, after=after)
+    directory = request.reports / "jobs"
+    timestamp = utc_now().replace(":", "").replace("-", "")
+    script_path = directory / f"{request.name}-{timestamp}.sbatch"
+    write_atomically(script_path, script)
+    number = submit(script_path, after=after)
     return {
         "job": number,
         "expected_minutes": request.expected_minutes,
         "time_limit": limit,
         "trial_log": request.trial_log,
-        "log": str(place / f"{request.name}-{number}.log"),
-        "script": str(path),
+        "log": str(directory / f"{request.name}-{number}.log"),
+        "script": str(script_path),
     }
 
 
 def _job_text(job: dict[str, Any]) -> str:
+    """Return the answer about a job as text."""
     minutes = job["expected_minutes"]
     expected = "n/a" if minutes is None else f"about {minutes:g}"
     return (
         f"job               {job['job']}\n"
         f"expected minutes  {expected}, at most {job['time_limit']} (h:min:s)\n"
         f"trial log         {job['trial_log'] or 'n/a'}\n"
-        f"log               {job['log']}\nscript            {job['script']}"
+        f"log               {job['log']}\n"
+        f"script            {job['script']}"
     )
