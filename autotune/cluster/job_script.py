@@ -14,6 +14,9 @@ from typing import Any
 from autotune.cluster.site_file import SiteFile, job_variables
 from autotune.errors import BadInput
 
+_MAX_TEMPLATE_BYTES = 2**20
+"""Largest template that is read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -29,14 +32,16 @@ class Shape:
     """Time limit, instead of the site's."""
 
 
-def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
+def cpus_of(site: SiteFile, ranks: int, default: int) -> int:
     """Return the CPU cores of a node's task with this many ranks.
 
-    It is the site's setting, or else ``otherwise``.
+    They are the site's setting, or else ``default``.
     """
     if site.slurm.cpus_per_rank is not None:
         return site.slurm.cpus_per_rank * ranks
-    return site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else otherwise
+    if site.slurm.cpus_per_task > 1:
+        return site.slurm.cpus_per_task
+    return default
 
 
 def measure_script(
@@ -71,9 +76,8 @@ def measure_script(
         variables: Environment variables in addition to the site's.
         typed: False if the job follows another job.
     """
-    values = shared_values(
-        name, shape, site, directory, {"output": str(log), "no-requeue": ""}
-    ) | {
+    options = {"output": str(log), "no-requeue": ""}
+    values = shared_values(name, shape, site, directory, options) | {
         "purpose": purpose,
         "typed": typed,
         "with_srun": with_srun,
@@ -91,31 +95,26 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
     Raises:
         BadInput: If the template cannot be read.
     """
-    own: str | None = getattr(site.templates, kind)
-    if own is None:
-        return _own_template(f"{kind}.sbatch")
-    path = (site_path.parent if site_path else Path()) / own
+    site_template: str | None = getattr(site.templates, kind)
+    if site_template is None:
+        return _built_in_template(f"{kind}.sbatch")
+    directory = Path() if site_path is None else site_path.parent
+    path = directory / site_template
+    next_step = f"Correct templates.{kind} in the site file."
     try:
-        if path.stat().st_size > 2**20:
-            raise BadInput(
-                f"template {path} exceeds 1 MiB",
-                next_step=f"Correct templates.{kind} in the site file.",
-            )
+        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise BadInput(f"template {path} exceeds 1 MiB", next_step=next_step)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = (
-            f"cannot read the template {path}:"
-            f" {getattr(error, 'strerror', None) or error}"
-        )
+        reason = getattr(error, "strerror", None) or error
         raise BadInput(
-            what, next_step=f"Correct templates.{kind} in the site file."
+            f"cannot read the template {path}: {reason}", next_step=next_step
         ) from error
 
 
-def _own_template(name: str) -> str:
-    return (
-        importlib.resources.files("autotune.cluster") / "templates" / name
-    ).read_text("utf-8")
+def _built_in_template(name: str) -> str:
+    templates = importlib.resources.files("autotune.cluster") / "templates"
+    return (templates / name).read_text("utf-8")
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
@@ -133,7 +132,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     # Sandboxed, so that no template can run code here.
     environment = jinja2.sandbox.SandboxedEnvironment(
-        loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}),
+        loader=jinja2.DictLoader({"head.sbatch": _built_in_template("head.sbatch")}),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -143,16 +142,13 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     try:
         return environment.from_string(template).render(values)
     except jinja2.TemplateError as error:
-        line = (
-            f", line {error.lineno}"
-            if isinstance(error, jinja2.TemplateSyntaxError)
-            else ""
-        )
-        next_step = (
-            f"Correct the template; available variables: {', '.join(sorted(values))}."
-        )
+        position = ""
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            position = f", line {error.lineno}"
+        variables = ", ".join(sorted(values))
         raise BadInput(
-            f"cannot render the job template{line}: {error}", next_step=next_step
+            f"cannot render the job template{position}: {error}",
+            next_step=f"Correct the template; available variables: {variables}.",
         ) from error
 
 
@@ -172,9 +168,17 @@ def shared_values(
         directory: Working directory; None for the one of submission.
         more: Further long options of ``sbatch``. None leaves one out, and an empty text
             gives it without a value.
+
+    Raises:
+        BadInput: If an option has control characters.
     """
     slurm = site.slurm
-    memory = slurm.mem or (None if shape.memory_mib is None else f"{shape.memory_mib}M")
+    memory = slurm.mem
+    if memory is None and shape.memory_mib is not None:
+        memory = f"{shape.memory_mib}M"
+    gres = None
+    if shape.gpus:
+        gres = (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus))
     options: dict[str, str | None] = {
         "job-name": name,
         "account": slurm.account,
@@ -184,11 +188,7 @@ def shared_values(
         "nodes": str(shape.nodes),
         "ntasks-per-node": "1",
         "distribution": slurm.distribution,
-        "gres": (
-            (slurm.gres or "gpu:{count}").replace("{count}", str(shape.gpus))
-            if shape.gpus
-            else None
-        ),
+        "gres": gres,
         "cpus-per-task": str(shape.cpus),
         "mem": memory,
         "mem-per-cpu": f"{slurm.memory_mib_per_cpu}M" if memory is None else None,
@@ -196,21 +196,22 @@ def shared_values(
         "chdir": None if directory is None else str(directory),
         **more,
     }
-    given = {option: value for option, value in options.items() if value is not None}
-    for option, value in given.items():
+    directives = []
+    for option, value in options.items():
+        if value is None:
+            continue
         if not value.isprintable():
             raise BadInput(
                 f"job option --{option}={value!r} is invalid",
                 next_step="Use printable characters only.",
             )
-    said = [
-        f"--{option}={shlex.quote(value)}" if value else f"--{option}"
-        for option, value in given.items()
-    ]
+        directives.append(
+            f"--{option}={shlex.quote(value)}" if value else f"--{option}"
+        )
     return {
         "nodes": shape.nodes,
         "cpus": shape.cpus,
-        "directives": said + slurm.extra,
+        "directives": directives + slurm.extra,
         "prologue": site.prologue,
         "variables": job_variables(site),
     }
@@ -223,11 +224,11 @@ def lines_of(
 
     With ``filled_in``, a shell expands words that begin with ``$``.
     """
-    lines: list[list[str]] = [[prefix] if prefix else []]
+    first_line = [prefix] if prefix else []
+    lines: list[list[str]] = [first_line]
     for word in words:
-        if word.startswith("--") and lines[0]:
+        if word.startswith("--") and first_line:
             lines.append([])
-        lines[-1].append(
-            f'"{word}"' if filled_in and "$" in word else shlex.quote(word)
-        )
+        is_expanded = filled_in and "$" in word
+        lines[-1].append(f'"{word}"' if is_expanded else shlex.quote(word))
     return [" ".join(line) for line in lines]

@@ -10,7 +10,10 @@ from trainer.formats.cpu_environment import NUMA_VARIABLE
 from trainer.formats.slurm_time import parse_slurm_time_s
 from trainer.formats.tables import StrictTable, parse_table, read_toml
 
-SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
+SITE_VARIABLE = "AUTOTUNE_SITE"
+"""Environment variable with the path of the site file."""
+SITE_FILE = "site.toml"
+"""Name of a site file in the working directory."""
 DEFAULT_SITE = ""
 """Value of ``--slurm`` without a file: the site file is searched for."""
 
@@ -115,11 +118,15 @@ def read_site(path: Path) -> SiteFile:
 
 
 def find_site(
-    asked: str, environment: Mapping[str, str]
+    path_text: str, environment: Mapping[str, str]
 ) -> tuple[SiteFile, Path | None]:
-    """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml``.
+    """Read the site file: the given one, else ``AUTOTUNE_SITE``, else ``site.toml``.
 
     ``site.toml`` is looked for in the working directory.
+
+    Args:
+        path_text: Path of the site file; ``DEFAULT_SITE`` to search for it.
+        environment: Environment variables.
 
     Returns:
         The settings and the path of the file. Without any file, the default settings
@@ -128,9 +135,11 @@ def find_site(
     Raises:
         BadConfig: As for ``read_site``.
     """
-    named = asked or environment.get(SITE_VARIABLE)
+    named = path_text or environment.get(SITE_VARIABLE)
     path = Path(named or SITE_FILE)
-    return (read_site(path), path) if named or path.is_file() else (SiteFile(), None)
+    if named or path.is_file():
+        return read_site(path), path
+    return SiteFile(), None
 
 
 def job_variables(site: SiteFile) -> dict[str, str]:
@@ -138,11 +147,10 @@ def job_variables(site: SiteFile) -> dict[str, str]:
 
     They are for NCCL, gloo and CPU binding. This function is pure.
     """
-    network = site.network
-    chosen = {
-        name: network.interface
-        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-        if network.interface
-    }
-    binding = {} if site.numa_binding else {NUMA_VARIABLE: "0"}
-    return chosen | binding | network.nccl
+    variables: dict[str, str] = {}
+    if site.network.interface:
+        variables["NCCL_SOCKET_IFNAME"] = site.network.interface
+        variables["GLOO_SOCKET_IFNAME"] = site.network.interface
+    if not site.numa_binding:
+        variables[NUMA_VARIABLE] = "0"
+    return variables | site.network.nccl

@@ -19,14 +19,19 @@ from autotune.errors import (
 )
 
 ASK_TIMEOUT_S = 60.0
-_LONGEST_WORDS = 500
-_POLL_S = (0.5, 10.0)
-"""Shortest and longest time between two queries, in seconds, to spare the
-controller."""
+"""Longest wait for the answer of a SLURM command, in seconds."""
+_MAX_MESSAGE_CHARACTERS = 500
+"""Length after which a message of SLURM is cut."""
+_FIRST_POLL_S = 0.5
+"""Time between the first two queries, in seconds."""
+_LONGEST_POLL_S = 10.0
+"""Longest time between two queries, in seconds, to spare the controller."""
 _POLL_GROWTH = 1.15
+"""Factor by which the time between queries grows."""
 _UNANSWERED = 30
 """Unanswered queries in a row after which waiting ends."""
 _TAIL_BYTES = 4096
+"""Bytes at the end of a log that are read."""
 RUNNING_STATES = frozenset(
     {
         "PENDING",
@@ -45,8 +50,10 @@ RUNNING_STATES = frozenset(
         "RESV_DEL_HOLD",
     }
 )
+"""States of jobs that have not ended."""
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
+"""Function that receives a line of news about a job."""
 
 
 def read_slurm(
@@ -57,33 +64,29 @@ def read_slurm(
 
     No command is executed.
     """
-    end_time, on_node = (
-        _whole(environment, "SLURM_JOB_END_TIME"),
-        _whole(environment, "SLURM_GPUS_ON_NODE"),
-    )
+    end_time_s = _whole_number(environment, "SLURM_JOB_END_TIME")
+    gpus_per_node = _whole_number(environment, "SLURM_GPUS_ON_NODE")
+    if gpus_per_node is None:
+        gpus_per_node = _gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
+    commands = [name for name in ("sbatch", "srun", "sinfo") if which(name) is not None]
     return SlurmFacts(
         job_id=environment.get("SLURM_JOB_ID") or None,
-        end_time_s=None if end_time is None else float(end_time),
-        nodes=_whole(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-        tasks=_whole(environment, "SLURM_NTASKS"),
-        gpus_per_node=(
-            _gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
-            if on_node is None
-            else on_node
-        ),
+        end_time_s=None if end_time_s is None else float(end_time_s),
+        nodes=_whole_number(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+        tasks=_whole_number(environment, "SLURM_NTASKS"),
+        gpus_per_node=gpus_per_node,
         node_name=environment.get("SLURMD_NODENAME") or None,
-        commands=tuple(
-            name for name in ("sbatch", "srun", "sinfo") if which(name) is not None
-        ),
+        commands=tuple(commands),
     )
 
 
-def _whole(environment: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of these variables that is a whole number."""
-    texts = (environment.get(name, "").strip() for name in names)
-    return next(
-        (int(text) for text in texts if text.isascii() and text.isdecimal()), None
-    )
+def _whole_number(environment: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of these variables that is a whole number; None if none is."""
+    for name in names:
+        text = environment.get(name, "").strip()
+        if text.isascii() and text.isdecimal():
+            return int(text)
+    return None
 
 
 def _gres_count(text: str) -> int | None:
@@ -92,12 +95,13 @@ def _gres_count(text: str) -> int | None:
     Returns:
         The total, or None if the text is no such request.
     """
-    counts = [part.rpartition(":")[2].strip() for part in text.split(",")]
-    return (
-        sum(map(int, counts))
-        if all(count.isascii() and count.isdecimal() for count in counts)
-        else None
-    )
+    total = 0
+    for part in text.split(","):
+        count = part.rpartition(":")[2].strip()
+        if not (count.isascii() and count.isdecimal()):
+            return None
+        total += int(count)
+    return total
 
 
 class _NoAnswer(MachineLacks):
@@ -136,33 +140,32 @@ def submit(
         MachineLacks: If there is no ``sbatch``, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
-        what = "cannot submit the job: sbatch not found"
         raise MachineLacks(
-            what,
+            "cannot submit the job: sbatch not found",
             next_step=(
                 f"Run this on a login node of the cluster; the script is {script}."
             ),
         )
-    options = (
-        []
-        if after is None
-        else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
-    )
-    done = _run(["sbatch", "--parsable", *options, str(script), *arguments])
-    job = re.match(r"\d+", done.stdout.strip())
-    if done.returncode or job is None:
-        what = (
-            "sbatch rejected the job:"
-            f" {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}"
-        )
+    options: list[str] = []
+    if after is not None:
+        options = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    finished = _run(["sbatch", "--parsable", *options, str(script), *arguments])
+    job_id = re.match(r"\d+", finished.stdout.strip())
+    if finished.returncode or job_id is None:
+        message = _cut(finished.stderr or finished.stdout)
         raise MachineLacks(
-            what,
+            f"sbatch rejected the job: {message}",
             next_step=(
                 f"Correct the site file; or edit {script} and submit it: sbatch"
                 f" {script}"
             ),
         )
-    return job[0]
+    return job_id[0]
+
+
+def _cut(message: str) -> str:
+    """Return a message of SLURM without blanks around it, and not too long."""
+    return message.strip()[:_MAX_MESSAGE_CHARACTERS]
 
 
 def ask_state(job: str) -> JobState | None:
@@ -176,17 +179,15 @@ def ask_state(job: str) -> JobState | None:
             its end.
     """
     try:
-        done = _run(["scontrol", "--oneliner", "show", "job", job])
+        finished = _run(["scontrol", "--oneliner", "show", "job", job])
     except _NoAnswer:
         return None
-    if done.returncode == 0:
-        return parse_state(done.stdout)
-    if "Invalid job id" in done.stderr:
-        what = (
-            f"SLURM no longer knows job {job}: {done.stderr.strip()[:_LONGEST_WORDS]}"
-        )
+    if finished.returncode == 0:
+        return parse_state(finished.stdout)
+    if "Invalid job id" in finished.stderr:
         raise MachineLacks(
-            what, next_step=f"Read its log, or query the accounting: sacct -j {job}"
+            f"SLURM no longer knows job {job}: {_cut(finished.stderr)}",
+            next_step=f"Read its log, or query the accounting: sacct -j {job}",
         )
     return None
 
@@ -195,21 +196,25 @@ def parse_state(text: str) -> JobState | None:
     """Parse the output of ``scontrol show job``; None if it is something else. Pure."""
     # Values may contain spaces (comments, names of files); the fields used here come
     # first and contain none.
-    listed = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
-    found = {
-        name: "" if value in ("None", "(null)") else value
-        for name, value in reversed(listed)
-    }
-    if "JobState" not in found:
+    pairs = re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text)
+    fields: dict[str, str] = {}
+    for name, value in pairs:
+        fields.setdefault(name, "" if value in ("None", "(null)") else value)
+    if "JobState" not in fields:
         return None
-    ended = re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
-    code, number = (int(ended[1]), int(ended[2])) if ended else (None, 0)
+    exit_code = None
+    signal_number = 0
+    code_and_signal = re.fullmatch(r"(\d+):(\d+)", fields.get("ExitCode", ""))
+    if code_and_signal is not None:
+        signal_number = int(code_and_signal[2])
+        if signal_number == 0:
+            exit_code = int(code_and_signal[1])
     return JobState(
-        state=found["JobState"],
-        reason=found.get("Reason", ""),
-        exit_code=None if number else code,
-        signal=number,
-        nodes=found.get("NodeList", ""),
+        state=fields["JobState"],
+        reason=fields.get("Reason", ""),
+        exit_code=exit_code,
+        signal=signal_number,
+        nodes=fields.get("NodeList", ""),
     )
 
 
@@ -220,29 +225,39 @@ def queued_jobs() -> dict[str, tuple[str, str]] | None:
         The jobs, or None if SLURM cannot be queried.
     """
     try:
-        done = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
+        finished = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
     except MachineLacks:
         return None
-    if done.returncode:
+    if finished.returncode:
         return None
-    rows = [line.strip().split("|", 2) for line in done.stdout.splitlines()]
-    return {row[2]: (row[0], row[1]) for row in rows if len(row) == 3}
+    jobs = {}
+    for line in finished.stdout.splitlines():
+        fields = line.strip().split("|", 2)
+        if len(fields) == 3:
+            job_id, state, name = fields
+            jobs[name] = (job_id, state)
+    return jobs
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a SLURM command, whatever its exit code.
+
+    Raises:
+        MachineLacks: If it cannot be run, or does not answer in time.
+    """
     try:
         return subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
-        what = f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s"
         raise _NoAnswer(
-            what, next_step="Try again later; SLURM is busy or down."
+            f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s",
+            next_step="Try again later; SLURM is busy or down.",
         ) from error
     except OSError as error:
-        what = f"cannot run {command[0]}: {error.strerror}"
         raise MachineLacks(
-            what, next_step="Run this on a login node of the cluster."
+            f"cannot run {command[0]}: {error.strerror}",
+            next_step="Run this on a login node of the cluster.",
         ) from error
 
 
@@ -251,13 +266,15 @@ class Ended:
     """End of a job, or of one start of a training run."""
 
     code: int
+    """Exit code of the command that waited for it."""
     words: str = ""
+    """Description of the end; empty for success."""
 
 
 def follow(
     job: str,
     log: Path,
-    told: Told,
+    report: Report,
     *,
     ask: Callable[[str], JobState | None] = ask_state,
 ) -> Ended:
@@ -266,7 +283,7 @@ def follow(
     Args:
         job: Id of the job.
         log: Its log.
-        told: Receives news: queued and why, its nodes, the last line of its log.
+        report: Receives news: queued and why, its nodes, the last line of its log.
         ask: Function that returns a job's state.
 
     Raises:
@@ -274,47 +291,56 @@ def follow(
         StoppedWaiting: On Ctrl-C; the job continues.
     """
     try:
-        last = _wait(job, log, told, ask)
+        last_state = _wait(job, log, report, ask)
     except KeyboardInterrupt as error:
-        what = f"stopped waiting; job {job} continues and writes to {log}"
         raise StoppedWaiting(
-            what, next_step=f"Follow it: autotune status; cancel it: scancel {job}"
+            f"stopped waiting; job {job} continues and writes to {log}",
+            next_step=f"Follow it: autotune status; cancel it: scancel {job}",
         ) from error
-    return verdict(job, last, log, last_lines(log))
+    return verdict(job, last_state, log, last_lines(log))
 
 
 def _wait(
-    job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]
+    job: str, log: Path, report: Report, ask: Callable[[str], JobState | None]
 ) -> JobState:
-    pause_s, unanswered, told_before, state_before = _POLL_S[0], 0, "", ""
+    """Query a job until it has ended, and return its last state."""
+    pause_s = _FIRST_POLL_S
+    unanswered = 0
+    last_news = ""
+    last_state = ""
     while True:
         state = ask(job)
-        unanswered = 0 if state is not None else unanswered + 1
-        if unanswered > _UNANSWERED:
-            what = f"SLURM stopped answering; job {job} may still run"
-            raise MachineLacks(
-                what, next_step=f"Query it later: scontrol show job {job}"
-            )
-        if state is not None:
-            now = describe(state, last_lines(log, count=1))
-            if now != told_before:
-                told(now)
-                told_before = now
-            # Not for every line of the log, which may be one per second.
-            if state.state != state_before:
-                pause_s, state_before = _POLL_S[0], state.state
+        if state is None:
+            unanswered += 1
+            if unanswered > _UNANSWERED:
+                raise MachineLacks(
+                    f"SLURM stopped answering; job {job} may still run",
+                    next_step=f"Query it later: scontrol show job {job}",
+                )
+        else:
+            unanswered = 0
+            news = describe(state, last_lines(log, count=1))
+            if news != last_news:
+                report(news)
+                last_news = news
             if state.state not in RUNNING_STATES:
                 return state
+            # Query faster after a change of state, but not for every line of the log,
+            # which may be one per second.
+            if state.state != last_state:
+                pause_s = _FIRST_POLL_S
+                last_state = state.state
         time.sleep(pause_s)
-        pause_s = min(_POLL_S[1], pause_s * _POLL_GROWTH)
+        pause_s = min(_LONGEST_POLL_S, pause_s * _POLL_GROWTH)
 
 
 def describe(state: JobState, line: str) -> str:
     """Describe an unfinished job on one line. Pure."""
     if state.state == "PENDING":
-        return f"queued{f' ({state.reason})' if state.reason else ''}"
+        return f"queued ({state.reason})" if state.reason else "queued"
     if state.state == "RUNNING":
-        return f"running on {state.nodes}{f': {line}' if line else ''}"
+        running = f"running on {state.nodes}"
+        return f"{running}: {line}" if line else running
     return state.state.lower().replace("_", " ")
 
 
@@ -325,33 +351,34 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
         AutotuneError: If a limit, pre-emption or a node failure ended it. The exit code
             shows if a rerun resumes.
     """
-    indented = "\n".join(f"    {line}" for line in tail.splitlines())
-    shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
-    ends = {
+    log_end = f"; {log} is empty"
+    if tail:
+        indented = "\n".join(f"    {line}" for line in tail.splitlines())
+        log_end = f"; the end of {log}:\n{indented}"
+    interruptions = {
         "TIMEOUT": "reached its time limit",
         "DEADLINE": "reached its deadline",
         "PREEMPTED": "was pre-empted",
         "NODE_FAIL": f"lost {state.nodes or 'its node'}: the node failed",
         "BOOT_FAIL": f"did not start: {state.nodes or 'its node'} failed to boot",
     }
-    if state.state in ends:
+    if state.state in interruptions:
         raise StartAgain(
-            f"job {job} {ends[state.state]}{shown}",
+            f"job {job} {interruptions[state.state]}{log_end}",
             next_step="Run the same command again to resume.",
         )
     if state.state == "OUT_OF_MEMORY":
-        what = f"job {job} exceeded its memory limit and was killed{shown}"
         raise ExceedsMemory(
-            what,
+            f"job {job} exceeded its memory limit and was killed{log_end}",
             next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
         )
     if state.state == "CANCELLED":
-        return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled{shown}")
+        return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled{log_end}")
     if state.state == "COMPLETED":
         return Ended(code=0)
     code = state.exit_code or 128 + state.signal  # as shells report signals
-    why = f"signal {state.signal}" if state.signal else f"exit code {code}"
-    return Ended(code=code, words=f"job {job} failed ({why}){shown}")
+    cause = f"signal {state.signal}" if state.signal else f"exit code {code}"
+    return Ended(code=code, words=f"job {job} failed ({cause}){log_end}")
 
 
 def last_lines(log: Path, count: int = 8) -> str:
@@ -361,11 +388,14 @@ def last_lines(log: Path, count: int = 8) -> str:
     """
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
     lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return "\n".join(
-        "".join(c for c in line if c.isprintable()) for line in lines[-count:]
-    )
+    printable_lines = [
+        "".join(character for character in line if character.isprintable())
+        for line in lines[-count:]
+    ]
+    return "\n".join(printable_lines)

@@ -8,18 +8,20 @@ from datetime import datetime
 class SlurmFacts:
     """SLURM job of this process, and available SLURM commands.
 
-    ``end_time_s`` is Unix time; ``commands`` are those found on PATH. ``node_name`` is
-    set by the node's own daemon for processes that it starts; a shell that ``salloc``
-    opened on the login node has none.
+    Without a job, its facts are None.
     """
 
     job_id: str | None
     end_time_s: float | None
+    """Time at which the job ends, in Unix time; None if it is not known."""
     nodes: int | None
     tasks: int | None
     gpus_per_node: int | None
     commands: tuple[str, ...]
+    """SLURM commands on PATH."""
     node_name: str | None = None
+    """Name of the node, which its daemon sets for processes that it starts. A shell
+    that ``salloc`` opened on the login node has none."""
 
     @property
     def in_job(self) -> bool:
@@ -40,8 +42,6 @@ class SlurmFacts:
         Returns:
             The seconds, or None if no end is known.
         """
-        return (
-            None
-            if self.end_time_s is None
-            else max(0.0, self.end_time_s - now_utc.timestamp())
-        )
+        if self.end_time_s is None:
+            return None
+        return max(0.0, self.end_time_s - now_utc.timestamp())

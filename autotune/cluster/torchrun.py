@@ -1,10 +1,13 @@
 """Commands that start ranks on this node or on several.
 
-They use torchrun with its rendezvous, and ``srun``.
+They use torchrun with its rendezvous, and ``srun``. ``on_this_node`` and
+``on_nodes_of_job`` return functions that make such commands; ``run_child`` runs one.
+The rest finds the address and port at which nodes meet.
 """
 
 import contextlib
 import ipaddress
+import itertools
 import os
 import re
 import shlex
@@ -29,17 +32,25 @@ Meeting = tuple[int, str, str]
 the first, and a name."""
 
 _SHUTDOWN_TIMEOUT_SINCE = (2, 13)
-_FIRST_PORT, _PORTS = 20000, 10000
-"""First candidate port and their range, below the ports of outgoing connections in
-Linux (32768 and above)."""
-_STEP = 1009
+"""Version of torch from which torchrun has ``--shutdown-timeout``."""
+_FIRST_PORT = 20000
+"""First port of the range that jobs use."""
+_PORTS = 10000
+"""Ports in that range, which is below those of outgoing connections in Linux (32768 and
+above)."""
+_PORT_STEP = 1009
 """Distance between candidate ports; a prime, so that neighbouring jobs do not choose
 each other's."""
 CANDIDATES = 8
+"""Number of candidate ports of a job."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables with the network interface, in order of preference."""
 STARTER_VARIABLE = "AUTOTUNE_STARTER"
+"""Environment variable with the directory of ``start_outside``, if the job's script
+starts programs."""
 _POLL_S = 0.1
-_PASSED_ON = (
+"""Time between two looks for an answer, in seconds."""
+_FORWARDED_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -116,35 +127,21 @@ def on_nodes_of_job(
     have this many ranks each and are numbered from this node on: rank 0 is here. If the
     job's script starts programs (``start_outside``), the command asks it to.
     """
-    interface = next(
-        (environment[name] for name in INTERFACE_VARIABLES if environment.get(name)),
-        None,
-    )
-    option = "" if interface is None else f" --interface {shlex.quote(interface)}"
+    named = [environment[name] for name in INTERFACE_VARIABLES if environment.get(name)]
+    interface = named[0] if named else None
     job = environment["SLURM_JOB_ID"]
 
     def command(arguments: Sequence[str]) -> list[str]:
-        here = own_address(interface, read_addresses(), resolve_own_name())
-        port, _ = choose_port(int(job), lambda port: is_free(here, port))
-        meeting = nodes, f"{here}:{port}", job
-        words = torchrun_command(
+        address = own_address(interface, read_addresses(), resolve_own_name())
+        port, _ = choose_port(int(job), lambda port: is_free(address, port))
+        torchrun = torchrun_command(
             sys.executable,
             arguments,
             ranks=ranks,
             torch_version=torch_version,
-            meeting=meeting,
+            meeting=(nodes, f"{address}:{port}", job),
         )
-        asking = f"{shlex.quote(sys.executable)} -P -m autotune job address{option}"
-        # Otherwise gloo resolves the node's name, which may give an address that other
-        # nodes cannot reach.
-        own = (
-            f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
-            'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
-        )
-        # Words with a $ are expanded on the node.
-        script = own + " ".join(
-            word if "$" in word else shlex.quote(word) for word in words
-        )
+        script = _node_script(torchrun, interface)
         if environment.get(STARTER_VARIABLE):
             return [
                 sys.executable,
@@ -156,18 +153,15 @@ def on_nodes_of_job(
                 f"--nodes={nodes}",
                 f"--script={script}",
             ]
+        this_node = environment.get("SLURMD_NODENAME")
         # In a larger job SLURM may choose other nodes than the first ones for a step.
-        with_this_one = (
-            [f"--nodelist={name}"]
-            if (name := environment.get("SLURMD_NODENAME"))
-            else []
-        )
+        node_list = [f"--nodelist={this_node}"] if this_node else []
         return [
             "srun",
             f"--nodes={nodes}",
             f"--ntasks={nodes}",
             "--ntasks-per-node=1",
-            *with_this_one,
+            *node_list,
             f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}",
             "--export=ALL",
             "--kill-on-bad-exit=1",
@@ -177,6 +171,29 @@ def on_nodes_of_job(
         ]
 
     return command
+
+
+def _node_script(torchrun: Sequence[str], interface: str | None) -> str:
+    """Return the bash script that each node runs.
+
+    Args:
+        torchrun: Command of torchrun; its words with a ``$`` are expanded on the node.
+        interface: Network interface; None for that of the node's name.
+    """
+    python = shlex.quote(sys.executable)
+    address_command = f"{python} -P -m autotune job address"
+    if interface is not None:
+        address_command += f" --interface {shlex.quote(interface)}"
+    words = [word if "$" in word else shlex.quote(word) for word in torchrun]
+    # Without GLOO_SOCKET_IFNAME, gloo resolves the node's name, which may give an
+    # address that other nodes cannot reach.
+    lines = [
+        f"own=$({address_command}) || exit",
+        'read -r address interface <<< "$own"',
+        'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"',
+        f"exec {' '.join(words)}",
+    ]
+    return "\n".join(lines)
 
 
 def start_outside(directory: Path, nodes: int, script: str) -> int:
@@ -189,17 +206,18 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
     finally ``N.code``, the exit code of ``srun``. ``N.end`` asks it to stop. Scripts
     run one after the other, so the highest number is the running one.
     """
-    asked = directory / str(1 + len(list(directory.glob("*.nodes"))))
-    signal.signal(signal.SIGTERM, lambda *_: asked.with_suffix(".end").touch())
-    asked.with_suffix(".sh").write_text(script + "\n")
-    write_atomically(asked.with_suffix(".nodes"), f"{nodes}\n", durable=False)
-    answer = asked.with_suffix(".code")
-    while not answer.is_file():
+    number = 1 + len(list(directory.glob("*.nodes")))
+    request = directory / str(number)
+    signal.signal(signal.SIGTERM, lambda *_: request.with_suffix(".end").touch())
+    request.with_suffix(".sh").write_text(script + "\n")
+    write_atomically(request.with_suffix(".nodes"), f"{nodes}\n", durable=False)
+    exit_code = request.with_suffix(".code")
+    while not exit_code.is_file():
         time.sleep(_POLL_S)
-    log = asked.with_suffix(".log")
+    log = request.with_suffix(".log")
     if log.is_file():
         sys.stdout.write(log.read_text(errors="replace"))
-    return int(answer.read_text())
+    return int(exit_code.read_text())
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -211,21 +229,24 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     # forwarded signal arrives once.
     child = start_child(command, env=dict(environment), start_new_session=True)
 
-    def pass_on(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         child.send_signal(_FOR_TORCHRUN.get(signal.Signals(number), number))
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    earlier_handlers = {
+        number: signal.signal(number, forward) for number in _FORWARDED_SIGNALS
+    }
     try:
         return child.wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
 
 
 def derived_ports(job: int) -> tuple[int, ...]:
     """Return the ports that a job may use, in order of preference. Pure."""
     return tuple(
-        _FIRST_PORT + (job + step * _STEP) % _PORTS for step in range(CANDIDATES)
+        _FIRST_PORT + (job + number * _PORT_STEP) % _PORTS
+        for number in range(CANDIDATES)
     )
 
 
@@ -241,9 +262,8 @@ def choose_port(
     for position, port in enumerate(ports):
         if is_free(port):
             return port, ports[:position]
-    what = f"no free port for job {job} here: {', '.join(map(str, ports))} are taken"
     raise MachineLacks(
-        what,
+        f"no free port for job {job} here: {', '.join(map(str, ports))} are taken",
         next_step=(
             "Submit the job again, or exclude this node: slurm.exclude in the site"
             " file."
@@ -253,66 +273,75 @@ def choose_port(
 
 def is_free(address: str, port: int) -> bool:
     """Return True if nothing listens on the port."""
-    with socket.socket() as one:
+    with socket.socket() as listener:
         # An earlier job's closed connections do not count.
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((address, port))
+            listener.bind((address, port))
         except OSError:
             return False
     return True
 
 
 def own_address(
-    interface: str | None, addresses: Addresses, of_name: Iterable[str]
+    interface: str | None, addresses: Addresses, resolved: Iterable[str]
 ) -> str:
     """Return the IPv4 address by which other nodes reach this node. Pure.
 
-    Without ``interface``, it is an address to which the node's name resolves
-    (``of_name``), or else the first address. It is never loopback.
+    It is not loopback, unless the node has no other address.
+
+    Args:
+        interface: Interface whose address to return; None for an address to which the
+            node's name resolves, or else the first one.
+        addresses: Addresses of this node.
+        resolved: Addresses to which the node's name resolves.
 
     Raises:
         MachineLacks: If the interface does not exist, or has no address.
     """
     if interface is not None:
         if not addresses.get(interface):
-            having = ", ".join(name for name, listed in addresses.items() if listed)
-            what = (
-                f"network interface {interface!r} has no IPv4 address here; interfaces"
-                f" with one: {having}"
-            )
+            connected = ", ".join(name for name, listed in addresses.items() if listed)
             raise MachineLacks(
-                what, next_step="Correct network.interface in the site file."
+                f"network interface {interface!r} has no IPv4 address here; interfaces"
+                f" with one: {connected}",
+                next_step="Correct network.interface in the site file.",
             )
         return addresses[interface][0]
-    own = [one for listed in addresses.values() for one in listed]
-    # Debian resolves a machine's name to 127.0.1.1, which is a different machine on
-    # every node.
-    candidates = [one for one in of_name if one in own] + own
-    return next(
-        (one for one in candidates if not ipaddress.ip_address(one).is_loopback),
-        "127.0.0.1",
-    )
+    own = list(itertools.chain.from_iterable(addresses.values()))
+    candidates = [address for address in resolved if address in own] + own
+    for address in candidates:
+        # Debian resolves a machine's name to 127.0.1.1, which is a different machine on
+        # every node.
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+    return "127.0.0.1"
 
 
 def interface_of(address: str, addresses: Addresses) -> str:
     """Return the interface that has this address of the node, else ``lo``. Pure."""
-    return next((name for name, listed in addresses.items() if address in listed), "lo")
+    for name, listed in addresses.items():
+        if address in listed:
+            return name
+    return "lo"
 
 
 def read_addresses() -> dict[str, list[str]]:
     """Return this node's IPv4 addresses by interface."""
     import psutil
 
-    return {
-        name: [one.address for one in listed if one.family is socket.AF_INET]
-        for name, listed in psutil.net_if_addrs().items()
-    }
+    addresses = {}
+    for name, listed in psutil.net_if_addrs().items():
+        addresses[name] = [
+            entry.address for entry in listed if entry.family is socket.AF_INET
+        ]
+    return addresses
 
 
 def resolve_own_name() -> list[str]:
     """Return the addresses to which this node's name resolves; none if it does not."""
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
-        return list(dict.fromkeys(str(one[4][0]) for one in found))
+        entries = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        addresses = [str(socket_address[0]) for *_, socket_address in entries]
+        return list(dict.fromkeys(addresses))
     return []

@@ -48,23 +48,35 @@ class TrainOptions:
     ) -> "TrainRequest":
         """Read and check profile and dataset.
 
-        With ``torch_of_profile``, ranks run the profile's torch, not the one here.
+        Args:
+            ranks: Ranks per node; None for those of the profile.
+            site_requires_approval: True if the site file requires approved profiles.
+            torch_of_profile: True if ranks run the profile's torch, not the one here.
+
+        Raises:
+            TrainerError: If the profile, a setting or the dataset cannot be used.
+            ProfileRejected: If the profile is of another dataset, or not approved.
+            MachineLacks: If the torch to run is not installed.
         """
         from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.machine.host import SystemHost
         from autotune.profiles.approval import reject_other_settings, require_approved
-        from autotune.profiles.store import read_trainer_profile
+        from autotune.profiles.store import StoredProfile, read_trainer_profile
         from trainer.config.resolve import resolve
         from trainer.formats.code_hash import code_sha256
         from trainer.formats.manifest import read_manifest
         from trainer.record.writer import default_run_directory
 
         must_be_approved = self.require_approved or site_requires_approval
-        approved = (
-            require_approved(self.profile, self.reports) if must_be_approved else None
-        )
+        approved = None
+        stored: StoredProfile
+        if must_be_approved:
+            approved = require_approved(self.profile, self.reports)
+            stored = approved
+        else:
+            stored = read_trainer_profile(self.profile, "train")
         approved_sha256 = None if approved is None else approved.file_sha256
-        stored = (approved or read_trainer_profile(self.profile, "train")).profile
+        fingerprint = stored.profile.fingerprint
         assignments = self.assignments or []
         resolved = resolve(
             self.profile,
@@ -74,36 +86,33 @@ class TrainOptions:
         )
         if approved is not None:
             reject_other_settings(approved, resolved.config)
-        there, tuned_on = (
-            read_manifest(resolved.data_dir).dataset_hash,
-            stored.fingerprint.dataset_hash,
-        )
-        if tuned_on != there:
+        dataset_hash = read_manifest(resolved.data_dir).dataset_hash
+        if dataset_hash != fingerprint.dataset_hash:
             raise ProfileRejected(
                 f"{str(resolved.data_dir)!r} does not match the profile's dataset: its"
-                f" hash begins {there[:12]}, not {tuned_on[:12]}",
+                f" hash begins {dataset_hash[:12]}, not"
+                f" {fingerprint.dataset_hash[:12]}",
                 next_step=(
                     "Name the profile's dataset with --data DIR; or tune with this one:"
                     " autotune tune"
                 ),
             )
-        torch_version = (
-            stored.fingerprint.torch
-            if torch_of_profile
-            else SystemHost().library_versions().get("torch")
-        )
+        if torch_of_profile:
+            torch_version: str | None = fingerprint.torch
+        else:
+            torch_version = SystemHost().library_versions().get("torch")
         if torch_version is None:
             raise MachineLacks(
                 "torch is not installed", next_step="Install it: pip install torch"
             )
         return TrainRequest(
             profile_path=self.profile,
-            profile=stored,
+            profile=stored.profile,
             config=resolved.config,
             data_dir=Path(os.path.normpath(resolved.data_dir)),
             assignments=assignments,
             run=self.out or default_run_directory(resolved.config.model.name),
-            ranks=ranks or default_ranks(stored),
+            ranks=ranks or default_ranks(stored.profile),
             torch_version=torch_version,
             code_sha256=code_sha256(),
             directory=Path.cwd(),
@@ -154,19 +163,22 @@ def train(
             chain=chain or 1,
         )
         return
-    given = {
-        "--nodes": nodes,
-        "--time-limit": time_limit_s,
-        "--chain": chain,
-        "--wait": job.wait or None,
+    is_set = {
+        "--nodes": nodes is not None,
+        "--time-limit": time_limit_s is not None,
+        "--chain": chain is not None,
+        "--wait": job.wait,
+        "--dry-run": job.dry_run,
+        "--json": job.as_json,
     }
-    given |= {"--dry-run": job.dry_run or None, "--json": job.as_json or None}
-    for name in (name for name, value in given.items() if value is not None):
-        raise UsageError(f"{name} requires --slurm", next_step="Add --slurm")
+    for name, was_set in is_set.items():
+        if was_set:
+            raise UsageError(f"{name} requires --slurm", next_step="Add --slurm")
     _train_here(options, ranks)
 
 
 def _train_here(options: TrainOptions, ranks: int | None) -> None:
+    """Run torchrun on this node, and exit with the code of the run."""
     from autotune.cluster.site_file import DEFAULT_SITE, find_site
     from autotune.cluster.torchrun import run_child, torchrun_command
     from autotune.launch.run_end import (
@@ -189,12 +201,12 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
     )
     # Torchrun would set it as well, with a warning.
     threads = {"OMP_NUM_THREADS": "1"} if request.ranks > 1 else {}
-    said_before = exit_text(request.run)
+    exit_text_before = exit_text(request.run)
     code = run_child(command, threads | os.environ)
-    if is_of_a_rank(code) and exit_text(request.run) == said_before:
+    if is_of_a_rank(code) and exit_text(request.run) == exit_text_before:
         # Training did not begin, and the rank has printed why.
         raise typer.Exit(code)
-    ending = run_end_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
+    ending = run_end_of(request.run, exit_text_before, code, patience_s=PATIENCE_HERE_S)
     if ending.code:
         sys.stderr.write(f"launch: {ending.words}\n")
         raise typer.Exit(ending.code)
@@ -209,6 +221,7 @@ def _submit(
     time_limit_s: float | None,
     chain: int,
 ) -> None:
+    """Submit training as one job, or as a chain of dependent jobs."""
     from autotune.base.files import write_atomically
     from autotune.cluster.job_script import read_template
     from autotune.cluster.site_file import DEFAULT_SITE, find_site
@@ -218,49 +231,55 @@ def _submit(
     from trainer.config.resolve import modified_text
     from trainer.formats.profile_file import is_modified, read_profile_tables
 
-    hours, seconds = divmod(math.ceil(time_limit_s or 0), 3600)
-    clock = f"{hours // 24}-{hours % 24:02d}:{seconds // 60:02d}:{seconds % 60:02d}"
-    time = None if time_limit_s is None else clock
-    cluster, site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
-    there = (
-        bool(cluster.python or cluster.command_prefix)
-        or "torch" not in SystemHost().library_versions()
-    )
+    site, site_path = find_site(job.slurm or DEFAULT_SITE, os.environ)
+    # The torch of a container or of another Python cannot be read here.
+    has_other_torch = bool(site.python or site.command_prefix)
+    has_no_torch = "torch" not in SystemHost().library_versions()
     request = options.request(
         ranks=ranks,
-        site_requires_approval=cluster.require_approved,
-        torch_of_profile=there,
+        site_requires_approval=site.require_approved,
+        torch_of_profile=has_other_torch or has_no_torch,
     )
     request = replace(
         request,
-        python=cluster.python or sys.executable,
+        python=site.python or sys.executable,
         nodes=nodes,
         chain=chain,
-        time=time,
+        time=None if time_limit_s is None else _slurm_time(time_limit_s),
     )
     if is_modified(read_profile_tables(options.profile)):
         sys.stderr.write(modified_text(options.profile))
-    script = train_script(request, cluster, read_template("train", cluster, site_path))
+    script = train_script(request, site, read_template("train", site, site_path))
     if job.dry_run:
         print(script, end="")
         return
     write_atomically(request.script, script)
     request.log.parent.mkdir(parents=True, exist_ok=True)
-    ids = [
-        submit_script(request.script, [str(link)] if chain > 1 else [])
-        for link in range(1, chain + 1)
-    ]
-    log = str(request.log).replace("%j", ids[-1])
-    told = {"run": str(request.run), "script": str(request.script), "log": log}
+    job_ids = []
+    for link in range(1, chain + 1):
+        # The script's argument is the job's number in a chain.
+        arguments = [str(link)] if chain > 1 else []
+        job_ids.append(submit_script(request.script, arguments))
+    log = str(request.log).replace("%j", job_ids[-1])
+    paths = {"run": str(request.run), "script": str(request.script), "log": log}
     if not job.as_json:
-        for name, value in {"job": ", ".join(ids), **told}.items():
-            print(f"{name:<7}{value}")
+        print(f"{'job':<7}{', '.join(job_ids)}")
+        for name, path in paths.items():
+            print(f"{name:<7}{path}")
         print(f"next: {command('status', request.run)}", flush=True)
-    job.finish([(ids[-1], Path(log))], {"jobs": ids, **told})
+    job.finish([(job_ids[-1], Path(log))], {"jobs": job_ids, **paths})
+
+
+def _slurm_time(duration_s: float) -> str:
+    """Return a duration, rounded up, as SLURM reads it: ``1-02:30:00``."""
+    minutes, seconds = divmod(math.ceil(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02d}:{minutes:02d}:{seconds:02d}"
 
 
 def status(
-    places: Annotated[
+    directories: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="DIR",
@@ -281,21 +300,25 @@ def status(
     from autotune.launch.sections import status_text
     from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
 
-    for place in places or []:
-        if not place.is_dir():
+    for directory in directories or []:
+        if not directory.is_dir():
             raise BadInput(
-                f"{str(place)!r} is not a directory",
+                f"{str(directory)!r} is not a directory",
                 next_step="Name a run, or the directory of a report.",
             )
     jobs = queued_jobs()
-    run_places, report_places = find_runs_and_tunings(list(places or []), runs, reports)
-    of_runs = [run_status(place, jobs) for place in run_places]
-    tunings = [tuning_status(place) for place in report_places]
+    run_directories, report_directories = find_runs_and_tunings(
+        directories or [], runs, reports
+    )
+    run_states = [run_status(directory, jobs) for directory in run_directories]
+    tuning_states = [tuning_status(directory) for directory in report_directories]
+    has_queue = jobs is not None
     if as_json:
-        print(
-            answer_json(
-                {"slurm_asked": jobs is not None, "runs": of_runs, "tunings": tunings}
-            )
-        )
+        answer = {
+            "slurm_asked": has_queue,
+            "runs": run_states,
+            "tunings": tuning_states,
+        }
+        print(answer_json(answer))
     else:
-        print(status_text(of_runs, tunings, asked=jobs is not None))
+        print(status_text(run_states, tuning_states, has_queue=has_queue))

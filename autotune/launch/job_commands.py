@@ -57,15 +57,18 @@ def preflight(
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
     problems = problems_of(stored, node, ranks=ranks, cpus=cpus, code_sha256=code)
     if problems:
-        told = "; ".join(
-            f"{one.field} is {one.found}, expected {one.expected}" for one in problems
+        mismatches = "; ".join(
+            f"{problem.field} is {problem.found}, expected {problem.expected}"
+            for problem in problems
         )
-        raise ProfileRejected(f"{node.name}: {told}", next_step=problems[0].next_step)
+        raise ProfileRejected(
+            f"{node.name}: {mismatches}", next_step=problems[0].next_step
+        )
     if node.nvlinked is False:
-        slower = (
-            "not all GPUs are linked by NVLink, so gradient synchronisation is slower"
+        sys.stderr.write(
+            f"warning: {node.name}: not all GPUs are linked by NVLink, so gradient"
+            " synchronisation is slower\n"
         )
-        sys.stderr.write(f"warning: {node.name}: {slower}\n")
     print(f"preflight: {describe(node)}")
 
 
@@ -83,14 +86,14 @@ def meet(
         resolve_own_name,
     )
 
-    here = own_address(interface, read_addresses(), resolve_own_name())
-    port, taken = choose_port(job, lambda port: is_free(here, port))
+    own = own_address(interface, read_addresses(), resolve_own_name())
+    port, taken = choose_port(job, lambda port: is_free(own, port))
     if taken:
         sys.stderr.write(
             f"meet: port {', '.join(map(str, taken))} of {_node_name()} is in use;"
             f" using {port}\n"
         )
-    print(f"{here}:{port}")
+    print(f"{own}:{port}")
 
 
 def address(*, interface: Interface = None) -> None:
@@ -128,12 +131,11 @@ def ended(
         run_end_of,
     )
 
-    patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
-    ending = (
-        run_end_of(run, said_before, job_code, patience_s=patience_s)
-        if link is None
-        else has_work_left(run, link)
-    )
+    if link is None:
+        patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
+        ending = run_end_of(run, said_before, job_code, patience_s=patience_s)
+    else:
+        ending = has_work_left(run, link)
     sys.stderr.write(f"launch: {ending.words}\n")
     raise typer.Exit(ending.code)
 

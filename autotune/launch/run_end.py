@@ -20,15 +20,18 @@ PATIENCE_HERE_S = 5.0
 """Longest wait on one node, in seconds, as ranks that outlive their torchrun take a
 moment to exit."""
 _POLL_S = 0.25
+"""Time between two looks for ``exit.json``, in seconds."""
 MOST_FRUITLESS_STARTS = 3
+"""Starts in a row without a newer checkpoint after which a run is given up."""
 _KILLED = 70
+"""Exit code if training was killed, or left no record of its end."""
 _SIGNAL_EXIT = 128
 """Exit codes from here on are of processes that a signal ended."""
 
 
 def run_end_of(
     run: Path,
-    said_before: str,
+    exit_text_before: str,
     job_code: int,
     *,
     patience_s: float,
@@ -38,35 +41,21 @@ def run_end_of(
 
     Args:
         run: Directory of the run.
-        said_before: Content of ``exit.json`` before this start, which does not count; a
-            new one is waited for.
+        exit_text_before: Content of ``exit.json`` before this start, which does not
+            count; a new one is waited for.
         job_code: Exit code of srun: that of the first rank that failed, or 1.
         patience_s: Longest wait for a new ``exit.json``.
         sleep: Function that waits.
     """
-    if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
-        # Perhaps from before, if nothing was left to do.
-        return Ended(code=0, words=_words(end))
+    if job_code == 0:
+        # If nothing was left to do, the record is from before.
+        end = _read(run)
+        if end is not None and end.exit_code == 0:
+            return Ended(code=0, words=_words(end))
     waited_s = 0.0
-    while exit_text(run).strip() in ("", said_before.strip()):
+    while exit_text(run).strip() in ("", exit_text_before.strip()):
         if waited_s >= patience_s:
-            if is_of_a_rank(job_code):
-                return Ended(
-                    code=job_code,
-                    words=(
-                        "training did not begin, for the reason in the log (exit code"
-                        f" {job_code}); the job is not restarted"
-                    ),
-                )
-            code = _KILLED if job_code in (0, REQUEUE) else job_code
-            return Ended(
-                code=code,
-                words=(
-                    f"{run / EXIT_FILE} was not written: training was killed or never"
-                    f" started (torchrun exit code {job_code}). See the nodes' logs;"
-                    " the job is not restarted"
-                ),
-            )
+            return _end_without_record(run, job_code)
         sleep(_POLL_S)
         waited_s += _POLL_S
     end = _read(run)
@@ -76,6 +65,26 @@ def run_end_of(
             words=f"cannot read {run / EXIT_FILE}; the job is not restarted",
         )
     return _given_up(run, end) or Ended(code=end.exit_code, words=_words(end))
+
+
+def _end_without_record(run: Path, job_code: int) -> Ended:
+    """Return the end of a start that wrote no ``exit.json``."""
+    if is_of_a_rank(job_code):
+        return Ended(
+            code=job_code,
+            words=(
+                "training did not begin, for the reason in the log (exit code"
+                f" {job_code}); the job is not restarted"
+            ),
+        )
+    return Ended(
+        code=_KILLED if job_code in (0, REQUEUE) else job_code,
+        words=(
+            f"{run / EXIT_FILE} was not written: training was killed or never"
+            f" started (torchrun exit code {job_code}). See the nodes' logs; the job is"
+            " not restarted"
+        ),
+    )
 
 
 def is_of_a_rank(code: int) -> bool:
@@ -88,26 +97,26 @@ def has_work_left(run: Path, link: int) -> Ended:
 
     ``link`` is the job's number in the chain.
     """
+    job = f"job {link} of the chain"
     end = _read(run)
     if end is None:
-        code, words = REQUEUE, "the previous job was killed; resuming"
-    elif (given_up := _given_up(run, end)) is not None:
-        code, words = given_up.code, f"nothing to do: {given_up.words}"
-    elif end.requeue:
-        code, words = REQUEUE, f"resuming after step {end.steps}"
-    else:
-        code, words = end.exit_code, f"nothing to do: {_words(end)}"
-    return Ended(code=code, words=f"job {link} of the chain: {words}")
+        words = f"{job}: the previous job was killed; resuming"
+        return Ended(code=REQUEUE, words=words)
+    failure = _given_up(run, end)
+    if failure is not None:
+        return Ended(code=failure.code, words=f"{job}: nothing to do: {failure.words}")
+    if end.requeue:
+        return Ended(code=REQUEUE, words=f"{job}: resuming after step {end.steps}")
+    return Ended(code=end.exit_code, words=f"{job}: nothing to do: {_words(end)}")
 
 
 def _words(end: RunExit) -> str:
-    resumes = (
-        f"; resumes from {end.checkpoint or 'the beginning'}" if end.requeue else ""
+    words = (
+        f"the run exited with code {end.exit_code} at step {end.steps}: {end.reason}"
     )
-    return (
-        f"the run exited with code {end.exit_code} at step {end.steps}:"
-        f" {end.reason}{resumes}"
-    )
+    if end.requeue:
+        words += f"; resumes from {end.checkpoint or 'the beginning'}"
+    return words
 
 
 def _given_up(run: Path, end: RunExit) -> Ended | None:
@@ -118,15 +127,13 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
     """
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
-    newest = (
-        "no checkpoint"
-        if end.checkpoint is None
-        else f"no newer checkpoint than {end.checkpoint}"
-    )
+    missing = "no checkpoint"
+    if end.checkpoint is not None:
+        missing = f"no newer checkpoint than {end.checkpoint}"
     return Ended(
         code=TrainingFailed.exit_code,
         words=(
-            f"{MOST_FRUITLESS_STARTS} starts in a row wrote {newest}; the last:"
+            f"{MOST_FRUITLESS_STARTS} starts in a row wrote {missing}; the last:"
             f" {end.reason}. It is not restarted"
         ),
     )
@@ -137,23 +144,26 @@ def _fruitless_starts(run: Path, end: RunExit) -> int:
 
     This start is included.
     """
-    earlier = [
+    earlier_starts = [
         path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()
     ]
-    for count, path in enumerate(
-        sorted(earlier, key=lambda path: int(path.name), reverse=True), 1
-    ):
-        before = _read(path)
-        if before is None or (before.exit_code, before.checkpoint) != (
-            end.exit_code,
-            end.checkpoint,
-        ):
-            return count
-    return 1 + len(earlier)
+    earlier_starts.sort(key=lambda path: int(path.name), reverse=True)
+    count = 1
+    for start in earlier_starts:
+        earlier_end = _read(start)
+        if earlier_end is None:
+            break
+        if earlier_end.exit_code != end.exit_code:
+            break
+        if earlier_end.checkpoint != end.checkpoint:
+            break
+        count += 1
+    return count
 
 
 def _read(run: Path) -> RunExit | None:
-    _look_again(run)
+    """Return the record of a run's end; None if there is none that can be read."""
+    _refresh_listing(run)
     with contextlib.suppress(TrainerError):
         return read_exit(run)
     return None
@@ -161,13 +171,13 @@ def _read(run: Path) -> RunExit | None:
 
 def exit_text(run: Path) -> str:
     """Return the content of a run's ``exit.json``; empty if there is none."""
-    _look_again(run)
+    _refresh_listing(run)
     with contextlib.suppress(OSError):
         return (run / EXIT_FILE).read_text(encoding="utf-8", errors="replace")
     return ""
 
 
-def _look_again(directory: Path) -> None:
+def _refresh_listing(directory: Path) -> None:
     """List a directory, which makes NFS query its server instead of using its cache."""
     with contextlib.suppress(OSError):
         list(directory.iterdir())

@@ -1,6 +1,7 @@
 """Script of a training job, from a profile and a site file.
 
-The job restarts until the run is complete.
+The job restarts until the run is complete. ``train_script`` fills in
+``cluster/templates/train.sbatch``.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.units import MIB
 from autotune.cluster.job_script import Shape, cpus_of, lines_of, render, shared_values
 from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
@@ -21,12 +23,20 @@ _STATE_BYTES_PER_PARAMETER = 12
 """Bytes of a parameter in a checkpoint: the weight and AdamW's two moments, in 32
 bits."""
 _UNKNOWN_STATE_BYTES = 2**30
+"""Size of a checkpoint if the number of parameters is not known, in bytes."""
 _SLOW_DISK_BYTES_PER_S = 100e6
-_LEAVING_S, _LEAST_LEAD_S, START_UP_S = 60.0, 120, 60.0
+"""Speed of a slow disk, to which a checkpoint is saved."""
+_EXIT_S = 60.0
+"""Time for ranks to exit, in seconds."""
+_MIN_LEAD_S = 120
+"""Least time before its end at which a job is signalled, in seconds."""
+START_UP_S = 60.0
+"""Time until a job's first step, in seconds."""
 _SHUTDOWN_MARGIN_S = 15
 """Seconds by which torchrun stops before SLURM does, so that the script can report the
 result."""
-_MEASURED_MARGIN = 1.25
+_MEMORY_MARGIN = 1.25
+"""Memory to request, relative to the memory that was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +48,22 @@ class TrainRequest:
     config: TrainConfig
     """Configuration of the profile, with the overrides of the command line."""
     data_dir: Path
+    """Directory of the dataset."""
     assignments: Sequence[str]
     """Overrides as given on the command line: ``train.key=value``."""
     run: Path
+    """Directory of the run."""
     ranks: int
     """Ranks on each node."""
     torch_version: str
+    """Version of the torch that ranks run."""
     code_sha256: str
+    """Hash of the trainer's sources, which the job compares with its own."""
     directory: Path
+    """Working directory of the job."""
     nodes: int = 1
     chain: int = 1
+    """Number of dependent jobs."""
     time: str | None = None
     """Time limit of the job; None for the site's."""
     python: str = sys.executable
@@ -74,11 +90,9 @@ def default_ranks(profile: Profile) -> int:
 
     On CPUs, it is the number of ranks in the profile's evidence.
     """
-    return (
-        max(1, profile.fingerprint.gpu_count)
-        if profile.fingerprint.device == "cuda"
-        else profile.local_ranks
-    )
+    if profile.fingerprint.device == "cuda":
+        return max(1, profile.fingerprint.gpu_count)
+    return profile.local_ranks
 
 
 def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
@@ -91,10 +105,9 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
     limit = shape.time or site.slurm.time
     if SlurmSettings(time=limit).time_s < START_UP_S + lead_s:
-        takes = f"start-up takes {START_UP_S:g} s and the final save {lead_s} s"
-        what = f"the job's time limit of {limit} leaves no time to train: {takes}"
         raise BadInput(
-            what,
+            f"the job's time limit of {limit} leaves no time to train: start-up takes"
+            f" {START_UP_S:g} s and the final save {lead_s} s",
             next_step="Raise the limit: --time-limit, or slurm.time in the site file.",
         )
     torchrun = torchrun_command(
@@ -114,10 +127,11 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         "open-mode": "append",
         "output": str(request.log),
     }
-    interface = site.network.interface
-    values = shared_values(
-        f"train-{request.run.name}", shape, site, request.directory, options
-    ) | {
+    interface_option = ""
+    if site.network.interface is not None:
+        interface_option = f" --interface {shlex.quote(site.network.interface)}"
+    name = f"train-{request.run.name}"
+    values = shared_values(name, shape, site, request.directory, options) | {
         "model": request.config.model.name,
         "run": str(request.run),
         "script": str(request.script),
@@ -133,9 +147,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         "trainer": lines_of(
             "", trainer_arguments(request, stage_to=site.node_local_path)
         ),
-        "interface_option": (
-            "" if interface is None else f" --interface {shlex.quote(interface)}"
-        ),
+        "interface_option": interface_option,
     }
     return render(template, values)
 
@@ -145,13 +157,8 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 
     The dataset is staged to ``stage_to`` unless the configuration names a directory.
     """
-    words = [
-        "-m",
-        "trainer",
-        str(request.profile_path),
-        "--data",
-        str(request.data_dir),
-    ]
+    words = ["-m", "trainer", str(request.profile_path)]
+    words += ["--data", str(request.data_dir)]
     words += ["--out", str(request.run), "--resume", "auto"]
     if request.approved_sha256 is not None:
         words += ["--expect-profile-sha256", request.approved_sha256]
@@ -167,22 +174,22 @@ def term_lead_s(request: TrainRequest) -> int:
 
     It is the time of two steps, a save to a slow disk, and the exit.
     """
-    probe, parameters = request.profile.evidence.probe, request.profile.parameters
-    state_bytes = (
-        _UNKNOWN_STATE_BYTES
-        if parameters is None
-        else parameters * _STATE_BYTES_PER_PARAMETER
-    )
-    micro_step_s = (
-        max((point.step_s for point in probe.curve), default=1.0) if probe else 1.0
-    )
-    step_s = micro_step_s * gradient_accumulation_steps(
+    parameters = request.profile.parameters
+    if parameters is None:
+        state_bytes = _UNKNOWN_STATE_BYTES
+    else:
+        state_bytes = parameters * _STATE_BYTES_PER_PARAMETER
+    micro_batches_s = []
+    if request.profile.evidence.probe is not None:
+        micro_batches_s = [
+            point.step_s for point in request.profile.evidence.probe.curve
+        ]
+    accumulation_steps = gradient_accumulation_steps(
         request.config, request.nodes * request.ranks
     )
-    return max(
-        _LEAST_LEAD_S,
-        math.ceil(_LEAVING_S + 2 * step_s + state_bytes / _SLOW_DISK_BYTES_PER_S),
-    )
+    step_s = max(micro_batches_s, default=1.0) * accumulation_steps
+    save_s = state_bytes / _SLOW_DISK_BYTES_PER_S
+    return max(_MIN_LEAD_S, math.ceil(_EXIT_S + 2 * step_s + save_s))
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
@@ -190,48 +197,32 @@ def _shape(request: TrainRequest, site: SiteFile) -> Shape:
 
     The memory is larger if more was measured, at most that of the node.
     """
-    cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
-    workers, there_bytes = (
-        request.profile.evidence.workers,
-        request.profile.fingerprint.ram_total_bytes,
-    )
-    rows = (
-        [row for row in workers.rows if row.num_workers == workers.chosen]
-        if workers
-        else []
-    )
-    needed_mib = math.ceil(
-        _MEASURED_MARGIN
-        * max((row.memory_bytes or 0 for row in rows), default=0)
-        / 2**20
-    )
+    fingerprint = request.profile.fingerprint
+    cpus = cpus_of(site, request.ranks, fingerprint.allotted_cpus)
+    measured_bytes = 0
+    workers = request.profile.evidence.workers
+    if workers is not None:
+        for row in workers.rows:
+            if row.num_workers == workers.chosen:
+                measured_bytes = max(measured_bytes, row.memory_bytes or 0)
+    site_mib = cpus * site.slurm.memory_mib_per_cpu
+    needed_mib = math.ceil(_MEMORY_MARGIN * measured_bytes / MIB)
+    node_mib = fingerprint.ram_total_bytes // MIB
     return Shape(
         nodes=request.nodes,
         gpus=request.ranks if request.config.device == "cuda" else 0,
         cpus=cpus,
         time=request.time,
-        memory_mib=min(
-            max(cpus * site.slurm.memory_mib_per_cpu, needed_mib), there_bytes // 2**20
-        ),
+        memory_mib=min(max(site_mib, needed_mib), node_mib),
     )
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
-    words = [
-        "job",
-        "preflight",
-        str(request.profile_path),
-        "--data",
-        str(request.data_dir),
-    ]
-    words += [
-        "--ranks",
-        str(request.ranks),
-        "--cpus",
-        str(cpus),
-        "--code",
-        request.code_sha256,
-    ]
+    """Return the command by which each node is compared with the profile's machine."""
+    words = ["job", "preflight", str(request.profile_path)]
+    words += ["--data", str(request.data_dir)]
+    words += ["--ranks", str(request.ranks), "--cpus", str(cpus)]
+    words += ["--code", request.code_sha256]
     # The job checks again, as the profile may be modified or its approval withdrawn
     # while it is queued.
     if request.reviews is not None:

@@ -120,7 +120,7 @@ def test_state_follows_from_record_and_job(run_directory, code, jobs, state):
         50,
         (jobs or {}).get("train-one", (None,))[0],
     )
-    text = status_text([status], [], asked=jobs is not None)
+    text = status_text([status], [], has_queue=jobs is not None)
     assert state in text
     assert ("so it is" in text) == (code in (75, 76, 3))
     assert ("SLURM cannot be queried" in text) == (jobs is None)
@@ -160,4 +160,4 @@ def test_reads_tuning_from_its_trial_log(tmp_path, run_directory):
             [run_directory],
             [tuning],
         )
-    assert status_text([], [], asked=True) == "no runs and no tunings found"
+    assert status_text([], [], has_queue=True) == "no runs and no tunings found"
