@@ -47,11 +47,12 @@ def doctor(
         machine = examine(
             SystemHost(), monitor, read_slurm(), SystemClock(), path or [Path()]
         )
-    rates = _measured(machine) if measure else None
+    rates = _measure_rates(machine) if measure else None
     print(render(machine, rates, as_json=as_json))
 
 
-def _measured(machine: MachineFacts) -> MachineRates:
+def _measure_rates(machine: MachineFacts) -> MachineRates:
+    """Measure the machine's speed constants, and write them to a file."""
     from autotune.speed.measure import measure_rates, write_rates
     from autotune.trials.fork_server import ForkServerMachine
     from trainer.formats.progress import progress
@@ -83,18 +84,18 @@ def examine(
     Raises:
         MachineLacks: If the host does not describe itself the way Linux does.
     """
-    seen = (
-        (gpu, monitor.sample(gpu.uuid), monitor.compute_processes(gpu.uuid))
+    gpus = tuple(
+        GpuStatus(
+            facts=gpu,
+            sample=monitor.sample(gpu.uuid),
+            processes=monitor.compute_processes(gpu.uuid),
+        )
         for gpu in monitor.devices()
     )
-    gpus = tuple(
-        GpuStatus(facts=gpu, sample=sample, processes=processes)
-        for gpu, sample, processes in seen
-    )
     absent = monitor.why_absent()
-    unreadable = (
-        () if absent is None else tuple(f"{name}: {absent}" for name in gpus_of_torch())
-    )
+    # If NVML sees no GPU but PyTorch does, NVML is broken.
+    names_in_torch = () if absent is None else gpus_of_torch()
+    unreadable = tuple(f"{name}: {absent}" for name in names_in_torch)
     return MachineFacts(
         time_utc=clock.utc_now(),
         host=host.facts(paths),
@@ -121,10 +122,11 @@ def render(
             "in_job": machine.slurm.in_job,
             "is_login_node": machine.slurm.is_login_node,
             "seconds_left": machine.slurm.seconds_left(machine.time_utc),
+            "findings": findings,
+            "rates": rates,
+            "next": NEXT_COMMAND,
         }
-        return answer_json(
-            answer | {"findings": findings, "rates": rates, "next": NEXT_COMMAND}
-        )
+        return answer_json(answer)
     text = doctor_text(machine, findings)
     if rates is not None:
         from autotune.speed.measure import rates_path

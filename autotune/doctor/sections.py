@@ -20,7 +20,7 @@ from autotune.base.units import format_bytes, format_count, format_seconds, form
 from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.machine.decide import Unsuitable
 from autotune.machine.host import LIBRARIES
-from autotune.machine.values import GpuStatus, MachineFacts
+from autotune.machine.values import DiskFacts, GpuStatus, MachineFacts, NicFacts
 from trainer.formats.gpus import Unavailable
 
 
@@ -29,52 +29,63 @@ def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
 
     There is no final newline.
     """
-    host, slurm = machine.host, machine.slurm
-    disks = table_of(
+    seconds_left = machine.slurm.seconds_left(machine.time_utc)
+    slurm_rows = list(_slurm_rows(machine.slurm, seconds_left))
+    blocks_by_title: dict[str, tuple[Block, ...]] = {
+        "Host": (facts_table("", list(_host_rows(machine))),),
+        "GPUs": _gpus(machine),
+        "Disks": (_disks(machine.host.disks),),
+        "Network": (_nics(machine.host.nics),),
+        "SLURM": (facts_table("", slurm_rows),),
+        "Problems for measurements": (_findings(findings),),
+    }
+    sections = [
+        Section(title=title, key="", blocks=blocks)
+        for title, blocks in blocks_by_title.items()
+    ]
+    return console_text(sections)
+
+
+def _disks(disks: Sequence[DiskFacts]) -> Table:
+    return table_of(
         "",
-        host.disks,
+        disks,
         ("path", "l", lambda disk: disk.path),
         ("file system", "l", lambda disk: disk.filesystem_type),
-        (
-            "place",
-            "l",
-            lambda disk: (
-                disk.filesystem_type and ("network" if disk.is_network else "local")
-            ),
-        ),
+        ("place", "l", _disk_place),
         ("free", "r", lambda disk: format_bytes(disk.free_bytes)),
     )
-    nics = table_of(
+
+
+def _disk_place(disk: DiskFacts) -> str | None:
+    if disk.filesystem_type is None:
+        return None
+    return "network" if disk.is_network else "local"
+
+
+def _nics(nics: Sequence[NicFacts]) -> Block:
+    """Return the table of network interfaces, or a paragraph without any."""
+    connecting = [nic for nic in nics if not nic.is_loopback]
+    if not connecting:
+        return paragraph("loopback only")
+    return table_of(
         "",
-        [nic for nic in host.nics if not nic.is_loopback],
+        connecting,
         ("interface", "l", lambda nic: nic.name),
         ("state", "l", lambda nic: "up" if nic.is_up else "down"),
         ("speed", "r", lambda nic: _speed(nic.speed_bits_per_s)),
     )
-    said = [
-        text
-        for one in findings
-        for text in (f"{one.severity}: {one.claim}", f"  {one.next_step}")
-    ]
-    found = Bullets(items=tuple((text,) for text in said))
-    sections: dict[str, tuple[Block, ...]] = {
-        "Host": (facts_table("", list(_host_rows(machine))),),
-        "GPUs": _gpus(machine),
-        "Disks": (disks,),
-        "Network": (nics if nics.rows else paragraph("loopback only"),),
-        "SLURM": (
-            facts_table(
-                "", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))
-            ),
-        ),
-        "Problems for measurements": (found if findings else paragraph("none found"),),
-    }
-    return console_text(
-        [
-            Section(title=title, key="", blocks=blocks)
-            for title, blocks in sections.items()
-        ]
-    )
+
+
+def _findings(findings: Sequence[Unsuitable]) -> Block:
+    """Return two lines for each problem: what it is, and what to do."""
+    if not findings:
+        return paragraph("none found")
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.severity}: {finding.claim}")
+        lines.append(f"  {finding.next_step}")
+    return Bullets(items=tuple((line,) for line in lines))
 
 
 def _host_rows(machine: MachineFacts) -> Iterator[Row]:
@@ -85,23 +96,16 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
         f"online {host.cpus_online}, affinity {host.cpus_affinity}, quota {quota},"
         f" SLURM {slurm}"
     )
-    limit = (
-        ""
-        if host.ram_limit_bytes is None
-        else f" of {format_bytes(host.ram_limit_bytes)}"
-    )
+    ram_limit = host.ram_limit_source
+    if host.ram_limit_bytes is not None:
+        ram_limit += f" of {format_bytes(host.ram_limit_bytes)}"
     yield "platform", host.platform
     yield "CPU", host.cpu_model
     yield "available CPU cores", f"{host.allotted_cpus} ({limits})"
     yield "load average", f"{format_count(host.load_average_1min, 2)} over 1 min"
-    yield "RAM", f"{format_bytes(host.ram_total_bytes)}"
-    yield (
-        "RAM available",
-        (
-            f"{format_bytes(host.ram_available_bytes)}, as limited by"
-            f" {host.ram_limit_source}{limit}"
-        ),
-    )
+    yield "RAM", format_bytes(host.ram_total_bytes)
+    available = format_bytes(host.ram_available_bytes)
+    yield "RAM available", f"{available}, as limited by {ram_limit}"
     yield "/dev/shm free", format_bytes(host.shm_free_bytes)
     yield "Python", host.python_version
     for name in LIBRARIES:
@@ -133,58 +137,40 @@ def _gpus(machine: MachineFacts) -> tuple[Block, ...]:
         Table(
             caption="", headers=identity, rows=tuple(map(_gpu_identity, machine.gpus))
         ),
-        *(paragraph(f"unreadable: {one}") for one in machine.gpu_unreadable),
+        *(paragraph(f"unreadable: {line}") for line in machine.gpu_unreadable),
     )
 
 
 def _gpu_state(gpu: GpuStatus) -> Row:
-    facts, sample = gpu.facts, gpu.sample
-    head = (str(facts.index), facts.name, format_bytes(facts.total_bytes))
+    """Return the cells of a GPU in the table of states."""
+    facts = gpu.facts
+    sample = gpu.sample
+    identity = (str(facts.index), facts.name, format_bytes(facts.total_bytes))
     cap = "n/a" if facts.power_cap_w is None else f"{facts.power_cap_w:.0f}"
     if isinstance(sample, Unavailable):
-        return (
-            *head,
-            None,
-            None,
-            f"n/a / {cap} W",
-            None,
-            None,
-            f"n/a ({sample.reason})",
-        )
-    reasons = (
-        None
-        if sample.throttle_reasons is None
-        else ", ".join(sample.throttle_reasons) or "nothing"
-    )
-    busy, power = (
+        reason = f"n/a ({sample.reason})"
+        return (*identity, None, None, f"n/a / {cap} W", None, None, reason)
+    throttled_by = None
+    if sample.throttle_reasons is not None:
+        throttled_by = ", ".join(sample.throttle_reasons) or "nothing"
+    return (
+        *identity,
+        format_bytes(sample.used_bytes),
         format_share(sample.utilisation),
         f"{format_count(sample.power_w)} / {cap} W",
-    )
-    clock, heat = (
         _with_unit(sample.sm_clock_mhz, "MHz"),
         _with_unit(sample.temperature_c, "°C"),
+        throttled_by,
     )
-    return (*head, format_bytes(sample.used_bytes), busy, power, clock, heat, reasons)
 
 
 def _gpu_identity(gpu: GpuStatus) -> Row:
+    """Return the cells of a GPU in the table of identities and processes."""
     facts = gpu.facts
-    capability = (
-        None
-        if facts.compute_capability is None
-        else ".".join(map(str, facts.compute_capability))
-    )
-    mig = None if facts.mig_enabled is None else "on" if facts.mig_enabled else "off"
-    if isinstance(gpu.processes, Unavailable):
-        users = f"n/a ({gpu.processes.reason})"
-    else:
-        users = (
-            ", ".join(
-                f"{user.pid} ({format_bytes(user.used_bytes)})"
-                for user in gpu.processes
-            )
-            or "none visible"
-        )
+    capability = None
+    if facts.compute_capability is not None:
+        capability = ".".join(map(str, facts.compute_capability))
+    mig = {True: "on", False: "off", None: None}[facts.mig_enabled]
     return (
         str(facts.index),
         facts.uuid,
@@ -192,30 +178,35 @@ def _gpu_identity(gpu: GpuStatus) -> Row:
         facts.compute_mode,
         mig,
         facts.driver,
-        users,
+        _gpu_processes(gpu),
     )
+
+
+def _gpu_processes(gpu: GpuStatus) -> str:
+    if isinstance(gpu.processes, Unavailable):
+        return f"n/a ({gpu.processes.reason})"
+    processes = [
+        f"{process.pid} ({format_bytes(process.used_bytes)})"
+        for process in gpu.processes
+    ]
+    return ", ".join(processes) or "none visible"
 
 
 def _speed(bits_per_s: int | None) -> str | None:
     if bits_per_s is None:
         return None
-    return (
-        f"{bits_per_s / 1e9:g} Gbit/s"
-        if bits_per_s >= 10**9
-        else f"{bits_per_s / 1e6:g} Mbit/s"
-    )
+    if bits_per_s >= 10**9:
+        return f"{bits_per_s / 1e9:g} Gbit/s"
+    return f"{bits_per_s / 1e6:g} Mbit/s"
 
 
 def _slurm_rows(slurm: SlurmFacts, seconds_left: float | None) -> Iterator[Row]:
     yield "commands on PATH", ", ".join(slurm.commands) or "none"
     yield "inside a job", f"yes, {slurm.job_id}" if slurm.in_job else "no"
     if slurm.in_job:
-        counts = (
-            ("nodes", slurm.nodes),
-            ("tasks", slurm.tasks),
-            ("GPUs per node", slurm.gpus_per_node),
-        )
-        yield from ((name, _with_unit(count, "")) for name, count in counts)
+        yield "nodes", _with_unit(slurm.nodes, "")
+        yield "tasks", _with_unit(slurm.tasks, "")
+        yield "GPUs per node", _with_unit(slurm.gpus_per_node, "")
         yield "time left", format_seconds(seconds_left)
 
 

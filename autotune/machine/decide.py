@@ -11,6 +11,7 @@ from trainer.formats.gpus import Unavailable
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
 """Load average per available CPU core above which other programs disturb trials."""
 MIN_SHM_BYTES = 2**30
+"""Free shared memory below which DataLoader workers may not run."""
 MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
 """GPU memory that may be in use without a process; the driver reserves less than 1 GiB
 on idle data-centre GPUs."""
@@ -34,9 +35,14 @@ class Unsuitable:
 
 def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     """Return the problems that make measurements unreliable, the worst first."""
-    found = [one for gpu in machine.gpus for one in _about_gpu(gpu)]
-    found += _about_machine(machine)
-    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    problems: list[Unsuitable] = []
+    for gpu in machine.gpus:
+        problems += _about_gpu(gpu)
+    problems += _about_missing_gpus(machine)
+    problems += _about_host(machine)
+    problems += _about_software(machine)
+    problems.sort(key=lambda problem: SEVERITIES.index(problem.severity))
+    return tuple(problems)
 
 
 def is_busy(load_average_1min: float, allotted_cpus: int) -> bool:
@@ -55,121 +61,125 @@ def busy_host(load_average_1min: float, allotted_cpus: int) -> Unsuitable:
 
 
 def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
-    index, sample = (
-        gpu.facts.index,
-        None if isinstance(gpu.sample, Unavailable) else gpu.sample,
-    )
-    used_bytes = None if sample is None else sample.used_bytes
-    free_it = (
-        f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows its"
-        " processes."
-    )
-    if not isinstance(gpu.processes, Unavailable) and gpu.processes:
-        users = ", ".join(
-            f"pid {user.pid} ({format_bytes(user.used_bytes)})"
-            for user in gpu.processes
-        )
-        yield Unsuitable(
-            "error", f"Another process uses GPU {index}: {users}.", free_it
-        )
-    elif used_bytes is not None and used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
-        # The driver may hide the processes of other containers and other users.
-        claim = (
-            f"{format_bytes(used_bytes)} of GPU {index} are in use, but no process on"
-            " it is visible."
-        )
-        yield Unsuitable("warning", claim, free_it)
-    faults = () if sample is None else throttle_faults(sample.throttle_reasons)
+    """Yield problems of a GPU: other processes, throttling, and its mode."""
+    yield from _about_gpu_users(gpu)
+    index = gpu.facts.index
+    faults: tuple[str, ...] = ()
+    if not isinstance(gpu.sample, Unavailable):
+        faults = throttle_faults(gpu.sample.throttle_reasons)
     if faults:
-        cool = (
-            "Let it cool, check its fans, air flow and power supply, or use another"
-            " GPU."
-        )
-        yield Unsuitable(
-            "error", f"GPU {index} is throttled: {', '.join(faults)}.", cool
-        )
-    if gpu.facts.mig_enabled:
-        claim = (
-            f"MIG is on for GPU {index}: trials would get a slice, but NVML reports the"
-            " whole GPU."
-        )
         yield Unsuitable(
             "error",
-            claim,
+            f"GPU {index} is throttled: {', '.join(faults)}.",
+            "Let it cool, check its fans, air flow and power supply, or use another"
+            " GPU.",
+        )
+    if gpu.facts.mig_enabled:
+        yield Unsuitable(
+            "error",
+            f"MIG is on for GPU {index}: trials would get a slice, but NVML reports the"
+            " whole GPU.",
             f"Use a GPU without MIG, or turn MIG off: nvidia-smi -i {index} -mig 0",
         )
     if gpu.facts.compute_mode == "prohibited":
-        claim = f"GPU {index} is in compute mode 'prohibited': no process can use it."
         yield Unsuitable(
             "error",
-            claim,
+            f"GPU {index} is in compute mode 'prohibited': no process can use it.",
             f"Use another GPU, or change the mode: nvidia-smi -i {index} -c DEFAULT",
         )
 
 
-def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
-    """Yield problems of GPUs that are missing, of the host, and of the software."""
-    host, cpus = machine.host, machine.host.allotted_cpus
-    load, shm_bytes = host.load_average_1min, host.shm_free_bytes
-    if not machine.gpus and not machine.gpu_unreadable:
-        claim = f"No GPU found: {machine.gpu_absent or 'unknown reason'}."
-        elsewhere = (
-            "Trials run on the CPU; to measure a GPU, run the same commands on a"
-            " machine with one."
+def _about_gpu_users(gpu: GpuStatus) -> Iterator[Unsuitable]:
+    """Yield a problem if a GPU is in use."""
+    index = gpu.facts.index
+    next_step = (
+        f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows its"
+        " processes."
+    )
+    if not isinstance(gpu.processes, Unavailable) and gpu.processes:
+        processes = ", ".join(
+            f"pid {process.pid} ({format_bytes(process.used_bytes)})"
+            for process in gpu.processes
         )
-        yield Unsuitable("info", claim, elsewhere)
+        yield Unsuitable(
+            "error", f"Another process uses GPU {index}: {processes}.", next_step
+        )
+        return
+    if isinstance(gpu.sample, Unavailable) or gpu.sample.used_bytes is None:
+        return
+    used_bytes = gpu.sample.used_bytes
+    # The driver may hide the processes of other containers and other users.
+    if used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
+        yield Unsuitable(
+            "warning",
+            f"{format_bytes(used_bytes)} of GPU {index} are in use, but no process on"
+            " it is visible.",
+            next_step,
+        )
+
+
+def _about_missing_gpus(machine: MachineFacts) -> Iterator[Unsuitable]:
+    """Yield problems of GPUs that do not exist, or cannot be read."""
+    if not machine.gpus and not machine.gpu_unreadable:
+        yield Unsuitable(
+            "info",
+            f"No GPU found: {machine.gpu_absent or 'unknown reason'}.",
+            "Trials run on the CPU; to measure a GPU, run the same commands on a"
+            " machine with one.",
+        )
     for line in machine.gpu_unreadable:
-        leave_out = f"{FIX_NVML}; or hide that GPU with CUDA_VISIBLE_DEVICES."
         yield Unsuitable(
             "warning" if machine.gpus else "error",
             f"A GPU is unreadable: {line}.",
-            leave_out,
+            f"{FIX_NVML}; or hide that GPU with CUDA_VISIBLE_DEVICES.",
         )
-    if load is not None and is_busy(load, cpus):
-        yield busy_host(load, cpus)
+
+
+def _about_host(machine: MachineFacts) -> Iterator[Unsuitable]:
+    """Yield problems of the load, shared memory, disks and a login node."""
+    host = machine.host
+    load = host.load_average_1min
+    if load is not None and is_busy(load, host.allotted_cpus):
+        yield busy_host(load, host.allotted_cpus)
+    shm_bytes = host.shm_free_bytes
     if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
-        claim = (
-            f"/dev/shm has only {format_bytes(shm_bytes)} free: DataLoader workers pass"
-            " batches through it."
-        )
         yield Unsuitable(
             "warning",
-            claim,
+            f"/dev/shm has only {format_bytes(shm_bytes)} free: DataLoader workers pass"
+            " batches through it.",
             "Enlarge it (container: --shm-size=8g), or remove files there.",
         )
     for disk in host.disks:
         if disk.is_network:
-            claim = (
-                f"{disk.path} is on a network file system ({disk.filesystem_type}): its"
-                " speed depends on others."
-            )
             yield Unsuitable(
                 "warning",
-                claim,
+                f"{disk.path} is on a network file system ({disk.filesystem_type}): its"
+                " speed depends on others.",
                 "Copy the dataset to a local disk of this node, and measure there.",
             )
     if machine.slurm.is_login_node:
-        claim = (
-            "This looks like a login node: sbatch is on PATH, and this is not a SLURM"
-            " job."
-        )
         yield Unsuitable(
-            "warning", claim, "Run it in a job: srun --gpus=1 autotune doctor"
+            "warning",
+            "This looks like a login node: sbatch is on PATH, and this is not a SLURM"
+            " job.",
+            "Run it in a job: srun --gpus=1 autotune doctor",
         )
+
+
+def _about_software(machine: MachineFacts) -> Iterator[Unsuitable]:
+    """Yield problems of packages that conflict or are missing."""
     for name in machine.conflicting_distributions:
-        claim = (
-            f"The distribution {name!r} installs a package of the same name as one of"
-            " this tool: one of them replaces files of the other."
-        )
         yield Unsuitable(
             "error",
-            claim,
+            f"The distribution {name!r} installs a package of the same name as one of"
+            " this tool: one of them replaces files of the other.",
             f"Remove it: python -m pip uninstall {name}; then install encoder-autotune"
             " again with --force-reinstall --no-deps",
         )
     for name in ("torch", "transformers"):
         if name not in machine.versions:
-            claim = f"{name} is not installed: no trial can run."
             yield Unsuitable(
-                "error", claim, f"Install it: python -m pip install {name}"
+                "error",
+                f"{name} is not installed: no trial can run.",
+                f"Install it: python -m pip install {name}",
             )

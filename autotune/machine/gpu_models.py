@@ -41,7 +41,7 @@ class GpuModel:
         """NVML's first name."""
         return self.names[0]
 
-    def budget_bytes(self, asked_bytes: int | None = None) -> int:
+    def budget_bytes(self, requested_bytes: int | None = None) -> int:
         """Return a rank's memory budget: as requested, up to the usable memory.
 
         By default, it is the usable memory less the reserve.
@@ -49,19 +49,18 @@ class GpuModel:
         Raises:
             BadInput: If the request exceeds the GPU's memory.
         """
-        if asked_bytes is not None and asked_bytes > self.total_bytes:
-            asked, there = (
-                f"{exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)})",
-                format_bytes(self.total_bytes),
-            )
-            next_step = (
-                f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it."
-            )
+        if requested_bytes is None:
+            return self.usable_bytes - RESERVE_BYTES
+        if requested_bytes > self.total_bytes:
             raise BadInput(
-                f"--memory {asked} exceeds the memory of {self.name}: {there}",
-                next_step=next_step,
+                f"--memory {exact_bytes(requested_bytes)}"
+                f" ({format_bytes(requested_bytes)}) exceeds the memory of"
+                f" {self.name}: {format_bytes(self.total_bytes)}",
+                next_step=(
+                    f"Use at most --memory {floor_gib(self.total_bytes)}, or omit it."
+                ),
             )
-        return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
+        return min(self.usable_bytes, requested_bytes)
 
 
 _MODAL = (
@@ -216,29 +215,32 @@ def find_gpu_model(name: str) -> GpuModel:
         BadInput: Unless one model fits.
     """
     wanted = _plain(name)
-    exact = [one for one in GPU_MODELS if wanted in map(_plain, (one.key, *one.names))]
-    fitting = exact or [one for one in GPU_MODELS if wanted in _beginnings(one.key)]
-    if len(fitting) == 1:
-        return fitting[0]
-    spelled = {
-        head: one.key
-        for one in GPU_MODELS
-        for head in (*_beginnings(one.key), _plain(one.key))
-    }
-    near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
-    close = [gpu_model.key for gpu_model in fitting] or list(dict.fromkeys(near))
-    hint = f"Did you mean {' or '.join(close)}? " if close else ""
-    raise BadInput(
-        (
-            f"{name!r} is ambiguous: {len(fitting)} GPU models match"
-            if fitting
-            else f"unknown GPU model {name!r}"
-        ),
-        next_step=(
-            f"{hint}Known models:"
-            f" {', '.join(gpu_model.key for gpu_model in GPU_MODELS)}."
-        ),
-    )
+    matches = [model for model in GPU_MODELS if wanted in _plain_names(model)]
+    if not matches:
+        matches = [model for model in GPU_MODELS if wanted in _beginnings(model.key)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        message = f"{name!r} is ambiguous: {len(matches)} GPU models match"
+        suggestions = [model.key for model in matches]
+    else:
+        message = f"unknown GPU model {name!r}"
+        suggestions = _similar_keys(wanted)
+    next_step = f"Known models: {', '.join(model.key for model in GPU_MODELS)}."
+    if suggestions:
+        next_step = f"Did you mean {' or '.join(suggestions)}? {next_step}"
+    raise BadInput(message, next_step=next_step)
+
+
+def _similar_keys(wanted: str) -> list[str]:
+    """Return the keys, or those with beginnings, that a misspelt name resembles."""
+    key_by_spelling = {}
+    for model in GPU_MODELS:
+        for spelling in (*_beginnings(model.key), _plain(model.key)):
+            key_by_spelling[spelling] = model.key
+    spellings = difflib.get_close_matches(wanted, key_by_spelling)
+    # A dictionary, to name each key once and in order.
+    return list(dict.fromkeys(key_by_spelling[spelling] for spelling in spellings))
 
 
 def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
@@ -249,17 +251,21 @@ def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
     Returns:
         The model, or None if unknown, as for a slice of a GPU (MIG, vGPU).
     """
-    near = (
-        one
-        for one in GPU_MODELS
-        if abs(total_bytes - one.total_bytes) <= _TOTAL_TOLERANCE * one.total_bytes
-    )
-    return next(
-        (one for one in near if _plain(gpu_name) in map(_plain, one.names)), None
-    )
+    for model in GPU_MODELS:
+        difference_bytes = abs(total_bytes - model.total_bytes)
+        is_close = difference_bytes <= _TOTAL_TOLERANCE * model.total_bytes
+        if is_close and _plain(gpu_name) in map(_plain, model.names):
+            return model
+    return None
+
+
+def _plain_names(model: GpuModel) -> list[str]:
+    """Return the key and NVML's names in the spelling of ``_plain``."""
+    return [_plain(name) for name in (model.key, *model.names)]
 
 
 def _plain(name: str) -> str:
+    """Return a name without what does not matter when names are compared."""
     return re.sub(r"[\s_-]+", "", name.lower()).removeprefix("nvidia")
 
 
@@ -269,5 +275,9 @@ def _beginnings(key: str) -> set[str]:
     ``rtx`` alone is a family.
     """
     words = key.split("-")
-    heads = {"".join(words[:count]) for count in range(1, len(words))}
-    return {head for head in heads if any(letter.isdigit() for letter in head)}
+    beginnings = ["".join(words[:count]) for count in range(1, len(words))]
+    return {
+        beginning
+        for beginning in beginnings
+        if any(character.isdigit() for character in beginning)
+    }

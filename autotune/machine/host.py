@@ -25,11 +25,14 @@ from autotune.machine.values import (
     is_network_filesystem,
 )
 
-_CPUS_OF_SLURM = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+_SLURM_CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+"""Environment variables with SLURM's number of CPUs, in order of preference."""
 PACKAGES = ("autotune", "trainer")
 """Top-level packages that this project installs."""
 DISTRIBUTION = "encoder-autotune"
+"""Name of this project on PyPI."""
 LIBRARIES = ("torch", "transformers", "numpy", "optuna")
+"""Libraries whose versions matter to measurements."""
 
 
 class Host(Protocol):
@@ -56,8 +59,12 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mount:
+    """A mounted file system."""
+
     root: str
+    """Path in the file system that is mounted."""
     point: str
+    """Path at which it is mounted."""
     filesystem_type: str
     options: frozenset[str]
 
@@ -65,8 +72,9 @@ class _Mount:
 class SystemHost:
     """The host of this process.
 
-    ``root`` holds ``proc``, ``sys`` and ``dev``; ``environment`` is by default the
-    process's own.
+    Args:
+        root: Directory with ``proc``, ``sys`` and ``dev``.
+        environment: Environment variables; None for those of the process.
     """
 
     def __init__(
@@ -83,55 +91,36 @@ class SystemHost:
         """
         import psutil
 
-        text = _read(self._root / "proc/meminfo") or ""
-        memory = {
-            name: int(kib) * 1024
-            for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
-        }
-        if "MemTotal" not in memory:
-            told = (
-                f"{self._root / 'proc/meminfo'} does not contain the amount of memory"
-            )
-            raise MachineLacks(told, next_step="Run this on Linux with /proc mounted.")
+        memory = self._memory()
         mounts = self._mounts()
         available_bytes, source, limit_bytes = min(
             self._memory_bounds(mounts, memory), key=operator.itemgetter(0)
         )
-        model = re.search(
-            r"^model name\s*:\s*(.+)$",
-            _read(self._root / "proc/cpuinfo") or "",
-            re.MULTILINE,
-        )
+        nics = [
+            NicFacts(
+                name=name,
+                speed_bits_per_s=nic.speed * 10**6 or None,
+                is_up=nic.isup,
+                is_loopback="loopback" in nic.flags.split(","),
+            )
+            for name, nic in sorted(psutil.net_if_stats().items())
+        ]
         return HostFacts(
             cpus_online=psutil.cpu_count() or 1,
             cpus_affinity=len(os.sched_getaffinity(0)),
             cpus_quota=min(self._cpu_quotas(mounts), default=None),
-            cpus_slurm=next(
-                filter(
-                    None,
-                    (_whole(self._environment.get(name)) for name in _CPUS_OF_SLURM),
-                ),
-                None,
-            ),
+            cpus_slurm=self._slurm_cpus(),
             ram_total_bytes=memory["MemTotal"],
             ram_available_bytes=available_bytes,
             ram_limit_source=source,
             ram_limit_bytes=limit_bytes,
             shm_free_bytes=_free_bytes(self._root / "dev/shm"),
-            cpu_model=model[1].strip() if model else None,
+            cpu_model=self._cpu_model(),
             platform=platform.platform(),
             python_version=platform.python_version(),
             load_average_1min=os.getloadavg()[0],
             disks=tuple(self._disk(path, mounts) for path in paths),
-            nics=tuple(
-                NicFacts(
-                    name=name,
-                    speed_bits_per_s=nic.speed * 10**6 or None,
-                    is_up=nic.isup,
-                    is_loopback="loopback" in nic.flags.split(","),
-                )
-                for name, nic in sorted(psutil.net_if_stats().items())
-            ),
+            nics=tuple(nics),
         )
 
     def library_versions(self) -> dict[str, str]:
@@ -150,6 +139,35 @@ class SystemHost:
         by_package = importlib.metadata.packages_distributions()
         names = {name for package in PACKAGES for name in by_package.get(package, ())}
         return tuple(sorted(names - {DISTRIBUTION}))
+
+    def _memory(self) -> dict[str, int]:
+        """Return the bytes of each entry of ``/proc/meminfo``.
+
+        Raises:
+            MachineLacks: If it has no ``MemTotal``.
+        """
+        path = self._root / "proc/meminfo"
+        lines = re.findall(r"^(\w+):\s+(\d+) kB$", _read(path) or "", re.MULTILINE)
+        memory = {name: int(kib) * 1024 for name, kib in lines}
+        if "MemTotal" not in memory:
+            raise MachineLacks(
+                f"{path} does not contain the amount of memory",
+                next_step="Run this on Linux with /proc mounted.",
+            )
+        return memory
+
+    def _cpu_model(self) -> str | None:
+        text = _read(self._root / "proc/cpuinfo") or ""
+        model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+        return None if model is None else model[1].strip()
+
+    def _slurm_cpus(self) -> int | None:
+        """Return the CPUs that SLURM gave this task; None outside a job."""
+        for name in _SLURM_CPU_VARIABLES:
+            count = _whole_number(self._environment.get(name))
+            if count:
+                return count
+        return None
 
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
         """Yield CPU time per wall time of each control group that limits it."""
@@ -184,53 +202,50 @@ class SystemHost:
         )
         for source, controller, limit_name, usage_name, cache_key in layouts:
             for group in self._control_groups(mounts, controller):
-                limit, usage = (
-                    _whole(_read(group / limit_name)),
-                    _whole(_read(group / usage_name)),
-                )
-                # Version 1 writes "no limit" as a number near 2**63.
-                if limit is None or usage is None or limit >= memory["MemTotal"]:
+                limit_bytes = _whole_number(_read(group / limit_name))
+                usage_bytes = _whole_number(_read(group / usage_name))
+                if limit_bytes is None or usage_bytes is None:
                     continue
-                cache = re.search(
-                    rf"^{cache_key} (\d+)$",
-                    _read(group / "memory.stat") or "",
-                    re.MULTILINE,
-                )
-                used = usage - min(usage, int(cache[1]) if cache else 0)
-                yield max(0, limit - used), source, limit
+                # Version 1 writes "no limit" as a number near 2**63.
+                if limit_bytes >= memory["MemTotal"]:
+                    continue
+                statistics = _read(group / "memory.stat") or ""
+                cache = re.search(rf"^{cache_key} (\d+)$", statistics, re.MULTILINE)
+                cache_bytes = 0 if cache is None else int(cache[1])
+                used_bytes = max(0, usage_bytes - cache_bytes)
+                yield max(0, limit_bytes - used_bytes), source, limit_bytes
 
     def _control_groups(
         self, mounts: Sequence[_Mount], controller: str | None
     ) -> Iterator[Path]:
         """Yield this process's control group and its visible ancestors.
 
-        The group is of a v1 controller, or of v2. The innermost group is the first.
+        The innermost group is the first.
+
+        Args:
+            mounts: All mounts.
+            controller: Controller of version 1; None for version 2.
         """
+        mount = _control_group_mount(mounts, controller)
+        if mount is None:
+            return
         for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
             _, controllers, group = line.split(":", 2)
-            mine = (
-                controllers == ""
-                if controller is None
-                else controller in controllers.split(",")
-            )
-            kind = "cgroup2" if controller is None else "cgroup"
-            holds = (
-                one
-                for one in mounts
-                if one.filesystem_type == kind and controller in {None, *one.options}
-            )
-            mount = next(holds, None)
-            if not mine or mount is None:
+            if controller is None:
+                # Version 2 has one hierarchy, whose line names no controller.
+                is_of_controller = controllers == ""
+            else:
+                is_of_controller = controller in controllers.split(",")
+            if not is_of_controller:
                 continue
-            path = PurePosixPath(group)
-            inside = (
-                path.relative_to(mount.root)
-                if path.is_relative_to(mount.root)
-                else PurePosixPath()
-            )
+            group_path = PurePosixPath(group)
             # A container may show the host's path but mount only its own subtree, whose
             # top is our group.
-            inside = PurePosixPath() if ".." in inside.parts else inside
+            inside = PurePosixPath()
+            if group_path.is_relative_to(mount.root):
+                inside = group_path.relative_to(mount.root)
+            if ".." in inside.parts:
+                inside = PurePosixPath()
             for level in (inside, *inside.parents):
                 yield self._root / mount.point.lstrip("/") / level
 
@@ -239,43 +254,61 @@ class SystemHost:
         mounts = []
         for line in (_read(self._root / "proc/self/mountinfo") or "").splitlines():
             before, separator, after = line.partition(" - ")
-            left, right = before.split(" "), after.split(" ")
-            if separator and len(left) > 4 and len(right) > 2:
-                options = frozenset(right[2].split(","))
-                root, point = _unescape(left[3]), _unescape(left[4])
-                mounts.append(
-                    _Mount(
-                        root=root,
-                        point=point,
-                        filesystem_type=right[0],
-                        options=options,
-                    )
+            mount_fields = before.split(" ")
+            filesystem_fields = after.split(" ")
+            if not separator or len(mount_fields) < 5 or len(filesystem_fields) < 3:
+                continue
+            mounts.append(
+                _Mount(
+                    root=_unescape(mount_fields[3]),
+                    point=_unescape(mount_fields[4]),
+                    filesystem_type=filesystem_fields[0],
+                    options=frozenset(filesystem_fields[2].split(",")),
                 )
+            )
         return mounts
 
     def _disk(self, path: Path, mounts: Sequence[_Mount]) -> DiskFacts:
+        """Describe the file system that holds a path, or will once it exists."""
         root = self._root.resolve()
-        real = (
-            root / str(path.absolute() if root == Path("/") else path).lstrip("/")
-        ).resolve()
-        inside = PurePosixPath("/") / (
-            real.relative_to(root) if real.is_relative_to(root) else real
-        )
-        holders = [mount for mount in mounts if inside.is_relative_to(mount.point)]
+        absolute = path.absolute() if root == Path("/") else path
+        real = (root / str(absolute).lstrip("/")).resolve()
+        # Mount points are relative to the root.
+        inside = real.relative_to(root) if real.is_relative_to(root) else real
+        path_in_root = PurePosixPath("/") / inside
+        candidates = [
+            mount for mount in mounts if path_in_root.is_relative_to(mount.point)
+        ]
         # Of two mounts on one point the later one hides the earlier.
-        holder = max(
-            reversed(holders),
+        mount = max(
+            reversed(candidates),
             key=lambda mount: len(PurePosixPath(mount.point).parts),
             default=None,
         )
-        kind = holder.filesystem_type if holder else None
-        existing = next(
-            (place for place in (real, *real.parents) if place.exists()), real
-        )
-        free, is_network = _free_bytes(existing), is_network_filesystem(kind)
+        filesystem_type = None if mount is None else mount.filesystem_type
+        existing = real
+        for ancestor in (real, *real.parents):
+            if ancestor.exists():
+                existing = ancestor
+                break
         return DiskFacts(
-            path=str(path), filesystem_type=kind, free_bytes=free, is_network=is_network
+            path=str(path),
+            filesystem_type=filesystem_type,
+            free_bytes=_free_bytes(existing),
+            is_network=is_network_filesystem(filesystem_type),
         )
+
+
+def _control_group_mount(
+    mounts: Sequence[_Mount], controller: str | None
+) -> _Mount | None:
+    """Return the mount of a controller of version 1, or with None, of version 2."""
+    for mount in mounts:
+        if controller is None and mount.filesystem_type == "cgroup2":
+            return mount
+        if mount.filesystem_type == "cgroup" and controller in mount.options:
+            return mount
+    return None
 
 
 def _read(path: Path) -> str | None:
@@ -285,14 +318,16 @@ def _read(path: Path) -> str | None:
     return None
 
 
-def _whole(text: str | None) -> int | None:
+def _whole_number(text: str | None) -> int | None:
     """Return a count, or ``None`` for any other text, such as ``max`` and ``-1``."""
     stripped = (text or "").strip()
     return int(stripped) if stripped.isascii() and stripped.isdecimal() else None
 
 
 def _quota(quota_us: str | None, period_us: str | None) -> Iterator[float]:
-    quota, period = _whole(quota_us), _whole(period_us)
+    """Yield the CPU time per wall time of a control group, if it has a limit."""
+    quota = _whole_number(quota_us)
+    period = _whole_number(period_us)
     if quota and period:
         yield quota / period
 

@@ -1,11 +1,13 @@
-"""The measured machine, and its fingerprint for the profile.
+"""The measured device, with its host and software.
 
-It is a device with its host and software.
+``open_device`` chooses and describes it; ``memory_budget`` and ``local_ranks`` return
+the limits of its trials.
 """
 
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,7 +44,9 @@ class MeasuredDevice:
     host: HostFacts
     slurm: SlurmFacts
     versions: dict[str, str]
+    """Versions of the installed libraries."""
     gpu_absent: str | None
+    """Reason why there is no GPU; None if there is one."""
     used_bytes_by_gpu: tuple[int | None, ...] = ()
     """Memory in use on each GPU before this program uses it, in the order of ``gpus``;
     None if unknown."""
@@ -79,8 +83,10 @@ class MeasuredDevice:
         """A short name for files: ``cpu``, or the GPU's."""
         if self.gpu is None:
             return "cpu"
-        words = self.gpu.name.lower().removeprefix("nvidia ").split()
-        return "-".join("".join(c for c in word if c.isalnum()) for word in words)
+        words = []
+        for word in self.gpu.name.lower().removeprefix("nvidia ").split():
+            words.append("".join(letter for letter in word if letter.isalnum()))
+        return "-".join(words)
 
 
 def open_device(
@@ -108,9 +114,9 @@ def open_device(
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
-    absent = monitor.why_absent() or (
-        None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU"
-    )
+    absent = monitor.why_absent()
+    if not absent:
+        absent = None if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches no GPU"
     if measures and choice != "cpu":
         _check_described(gpus, absent, monitor)
     if choice == "cuda" and not gpus:
@@ -121,145 +127,159 @@ def open_device(
         )
         raise MachineLacks(f"no GPU found: {absent}", next_step=next_step)
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
-    readings = (
-        [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
-    )
-    used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
-    facts, versions, slurm = (
-        host.facts([data_dir]),
-        host.library_versions(),
-        read_slurm(),
-    )
+    used_bytes_by_gpu: list[int | None] = []
+    if device == "cuda":
+        for gpu in gpus:
+            used_bytes = monitor.used_bytes(gpu.uuid)
+            if isinstance(used_bytes, Unavailable):
+                used_bytes_by_gpu.append(None)
+            else:
+                used_bytes_by_gpu.append(used_bytes)
     return MeasuredDevice(
         device=device,
         gpus=gpus,
-        host=facts,
-        slurm=slurm,
-        versions=versions,
+        host=host.facts([data_dir]),
+        slurm=read_slurm(),
+        versions=host.library_versions(),
         gpu_absent=absent,
-        used_bytes_by_gpu=used,
+        used_bytes_by_gpu=tuple(used_bytes_by_gpu),
     )
 
 
 def _check_described(
     gpus: tuple[GpuFacts, ...], absent: str | None, monitor: GpuMonitor
 ) -> None:
-    """Check that NVML describes the GPUs that trials will use.
+    """Check that NVML describes the GPUs that trials will use, as whole GPUs.
 
-    They must be whole GPUs.
+    Raises:
+        MachineLacks: If it does not, or if MIG is on.
     """
-    described, unreadable, visible = (
-        monitor.devices(),
-        monitor.unreadable(),
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
-        told = (
-            "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU"
-        )
-        without_mig = (
-            "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi -i"
-            " INDEX -mig 0)"
-        )
-        raise MachineLacks(told, next_step=f"{without_mig}, or use --device cpu")
-    if gpus and unreadable and visible is None:  # PyTorch also counts unreadable GPUs
-        next_step = (
-            f"{FIX_NVML}; or use the others with CUDA_VISIBLE_DEVICES={gpus[0].index},"
-            " or --device cpu."
-        )
         raise MachineLacks(
-            f"some GPUs are unreadable: {'; '.join(unreadable)}", next_step=next_step
+            "MIG is on: trials get a slice of the GPU, but NVML reports the whole GPU",
+            next_step=(
+                "Use a GPU without MIG (CUDA_VISIBLE_DEVICES), turn MIG off (nvidia-smi"
+                " -i INDEX -mig 0), or use --device cpu"
+            ),
         )
-    if not gpus and visible not in _HIDING and described:
-        next_step = (
-            f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu."
-        )
+    if gpus:
+        unreadable = monitor.unreadable()
+        # PyTorch also counts unreadable GPUs, so that its indices may differ.
+        if unreadable and visible is None:
+            raise MachineLacks(
+                f"some GPUs are unreadable: {'; '.join(unreadable)}",
+                next_step=(
+                    f"{FIX_NVML}; or use the others with"
+                    f" CUDA_VISIBLE_DEVICES={gpus[0].index}, or --device cpu."
+                ),
+            )
+        return
+    described = monitor.devices()
+    if visible not in _HIDING and described:
         raise MachineLacks(
-            f"CUDA_VISIBLE_DEVICES={visible} matches no GPU", next_step=next_step
+            f"CUDA_VISIBLE_DEVICES={visible} matches no GPU",
+            next_step=(
+                f"Set it to a GPU, such as {described[0].uuid}; or use --device cpu."
+            ),
         )
-    if not gpus and (seen := gpus_of_torch()):
-        told = f"PyTorch sees {', '.join(seen)}, but NVML does not: {absent}"
-        raise MachineLacks(told, next_step=f"{FIX_NVML}; or use --device cpu.")
+    names_in_torch = gpus_of_torch()
+    if names_in_torch:
+        raise MachineLacks(
+            f"PyTorch sees {', '.join(names_in_torch)}, but NVML does not: {absent}",
+            next_step=f"{FIX_NVML}; or use --device cpu.",
+        )
 
 
 def memory_budget(
     site: MeasuredDevice,
-    asked_bytes: int | None,
+    requested_bytes: int | None,
     as_gpu: GpuModel | None = None,
     *,
     ranks: int = 1,
 ) -> int:
     """Return a rank's memory budget in bytes.
 
-    It is as requested. By default, it is a GPU's free memory less a reserve, or half of
-    the host's. Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose
-    memory is simulated.
+    By default, it is a GPU's free memory less a reserve, or half of the host's.
+
+    Args:
+        site: The measured device.
+        requested_bytes: Budget to return if the device has as much memory.
+        as_gpu: Smaller GPU whose memory is simulated.
+        ranks: Local ranks, which on a CPU share the host's memory.
 
     Raises:
         BadInput: If the request exceeds the memory, or a GPU is to be simulated without
             a GPU.
+        MachineLacks: If the GPU has less memory free than the reserve.
     """
     if as_gpu is not None:
         if site.gpu is None:
-            told = (
-                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was found"
-            )
             raise BadInput(
-                told,
+                f"--gpu {as_gpu.key} requires a GPU to measure on, and no GPU was"
+                " found",
                 next_step=(
                     f"Predict it instead: autotune estimate --gpu {as_gpu.key} --model"
                     " MODEL"
                 ),
             )
-        asked_bytes = as_gpu.budget_bytes(asked_bytes)
+        requested_bytes = as_gpu.budget_bytes(requested_bytes)
     if site.gpu is not None:
-        there_bytes, what = site.gpu.total_bytes, site.gpu.name
-        used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
-        # NVML's used memory includes the driver's reserve; if it is unreadable, the
-        # table includes that reserve.
-        free_bytes = (
-            min(there_bytes, site.cuda_bytes)
-            if used_bytes is None
-            else there_bytes - used_bytes
-        )
-        default_bytes = int(free_bytes) - RESERVE_BYTES
-        if asked_bytes is None and default_bytes <= 0:
-            free, reserve = format_bytes(int(free_bytes)), format_bytes(RESERVE_BYTES)
-            told = f"{what} has only {free} free, less than the reserve of {reserve}"
-            raise MachineLacks(
-                told,
-                next_step=(
-                    "Wait until the GPU is free, or set the budget: --memory SIZE"
-                ),
-            )
+        owner = site.gpu.name
+        total_bytes = site.gpu.total_bytes
     else:
-        what = f"this host, shared by {ranks} processes" if ranks > 1 else "this host"
-        there_bytes = site.host.ram_available_bytes // ranks
-        default_bytes = there_bytes // 2
-    if asked_bytes is not None and asked_bytes > there_bytes:
-        told = (
-            f"--memory {exact_bytes(asked_bytes)} exceeds the memory of {what}:"
-            f" {format_bytes(there_bytes)}"
+        owner = f"this host, shared by {ranks} processes" if ranks > 1 else "this host"
+        total_bytes = site.host.ram_available_bytes // ranks
+    if requested_bytes is not None:
+        if requested_bytes > total_bytes:
+            raise BadInput(
+                f"--memory {exact_bytes(requested_bytes)} exceeds the memory of"
+                f" {owner}: {format_bytes(total_bytes)}",
+                next_step=f"Use at most --memory {floor_gib(total_bytes)}",
+            )
+        return requested_bytes
+    if site.gpu is None:
+        return total_bytes // 2
+    return _free_gpu_bytes(site, site.gpu) - RESERVE_BYTES
+
+
+def _free_gpu_bytes(site: MeasuredDevice, gpu: GpuFacts) -> int:
+    """Return the free memory of the measured GPU.
+
+    Raises:
+        MachineLacks: If it does not exceed the reserve.
+    """
+    used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
+    # NVML's used memory includes the driver's reserve; if it is unreadable, the table
+    # of GPU models includes that reserve.
+    if used_bytes is None:
+        free_bytes = int(min(gpu.total_bytes, site.cuda_bytes))
+    else:
+        free_bytes = gpu.total_bytes - used_bytes
+    if free_bytes <= RESERVE_BYTES:
+        raise MachineLacks(
+            f"{gpu.name} has only {format_bytes(free_bytes)} free, less than the"
+            f" reserve of {format_bytes(RESERVE_BYTES)}",
+            next_step="Wait until the GPU is free, or set the budget: --memory SIZE",
         )
-        raise BadInput(told, next_step=f"Use at most --memory {floor_gib(there_bytes)}")
-    return asked_bytes or default_bytes
+    return free_bytes
 
 
-def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
+def local_ranks(site: MeasuredDevice, requested: int | None) -> int:
     """Return the ranks on this node: one per visible GPU, or as requested.
 
     Raises:
         BadInput: If there are fewer GPUs than requested.
     """
     if site.device == "cpu":
-        return asked or 1
-    if asked is not None and asked > len(site.gpus):
-        there = len(site.gpus)
+        return requested or 1
+    gpu_count = len(site.gpus)
+    if requested is not None and requested > gpu_count:
         raise BadInput(
-            f"--ranks {asked}, but only {there} GPUs are visible",
-            next_step=f"Use --ranks {there}",
+            f"--ranks {requested}, but only {gpu_count} GPUs are visible",
+            next_step=f"Use --ranks {gpu_count}",
         )
-    return asked or len(site.gpus)
+    return requested or gpu_count
 
 
 def look_at_node(
@@ -267,23 +287,37 @@ def look_at_node(
 ) -> NodeFacts:
     """Return the facts of this node, and the code and data that it sees."""
     gpus = visible_devices(monitor.devices(), os.environ)
-    links = {
-        monitor.nvlinked(one.uuid, other.uuid)
-        for one, other in itertools.combinations(gpus, 2)
-    }
-    dataset, missing = None, None
+    dataset_hash = None
+    dataset_missing = None
     try:
-        dataset = read_manifest(data_dir).dataset_hash
+        dataset_hash = read_manifest(data_dir).dataset_hash
     except TrainerError as error:
-        missing = error.message
+        dataset_missing = error.message
     return NodeFacts(
         name=name,
         allotted_cpus=host.facts([]).allotted_cpus,
         gpu_names=tuple(gpu.name for gpu in gpus),
         gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
-        nvlinked=False if False in links else True if links == {True} else None,
+        nvlinked=_are_nvlinked(gpus, monitor),
         code_sha256=code_sha256(),
-        dataset_hash=dataset,
+        dataset_hash=dataset_hash,
         dataset_dir=str(data_dir),
-        dataset_missing=missing,
+        dataset_missing=dataset_missing,
     )
+
+
+def _are_nvlinked(gpus: Sequence[GpuFacts], monitor: GpuMonitor) -> bool | None:
+    """Return whether NVLink connects every pair of GPUs.
+
+    Returns:
+        None with fewer than two GPUs, or if it is unknown.
+    """
+    links = [
+        monitor.nvlinked(first.uuid, second.uuid)
+        for first, second in itertools.combinations(gpus, 2)
+    ]
+    if False in links:
+        return False
+    if not links or None in links:
+        return None
+    return True

@@ -9,11 +9,13 @@ import sys
 from autotune.base.process import end_with_parent
 
 TORCH_WITHIN_S = 120.0
-TORCHS_GPUS = """
+"""Longest wait for PyTorch, in seconds."""
+PRINT_GPU_NAMES = """
 import torch
 for index in range(torch.cuda.device_count()):
     print(torch.cuda.get_device_name(index))
 """
+"""Program that prints the name of each GPU on its own line."""
 
 
 def gpus_of_torch() -> tuple[str, ...]:
@@ -27,7 +29,7 @@ def gpus_of_torch() -> tuple[str, ...]:
         return ()
     try:
         child = subprocess.run(
-            [sys.executable, "-P", "-c", TORCHS_GPUS],
+            [sys.executable, "-P", "-c", PRINT_GPU_NAMES],
             capture_output=True,
             text=True,
             timeout=TORCH_WITHIN_S,
@@ -36,8 +38,7 @@ def gpus_of_torch() -> tuple[str, ...]:
         )
     except subprocess.TimeoutExpired:
         return ()
-    return (
-        tuple(child.stdout.split("\n")[:-1])
-        if child.returncode == 0 and child.stdout.strip()
-        else ()
-    )
+    if child.returncode != 0 or not child.stdout.strip():
+        return ()
+    # Not ``splitlines``: only a newline ends a name.
+    return tuple(child.stdout.removesuffix("\n").split("\n"))

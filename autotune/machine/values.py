@@ -51,24 +51,25 @@ class NicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """CPUs, memory, disks and network of one host, as this process may use them.
-
-    ``cpus_quota`` is CPU time per wall time that control groups allow, ``cpus_slurm``
-    the CPUs that SLURM gave this task. ``ram_available_bytes`` is the memory still
-    available, by the system's count or by the tightest control group, whichever is
-    less; ``ram_limit_source`` names it and ``ram_limit_bytes`` is that group's limit,
-    if it was a group.
-    """
+    """CPUs, memory, disks and network of one host, as this process may use them."""
 
     cpus_online: int
     cpus_affinity: int
+    """CPUs that this process may run on."""
     cpus_quota: float | None
+    """CPU time per wall time that control groups allow; None for no limit."""
     cpus_slurm: int | None
+    """CPUs that SLURM gave this task; None outside a job."""
     ram_total_bytes: int
     ram_available_bytes: int
+    """Memory that is still available, by the system's count or by the tightest control
+    group, whichever is less."""
     ram_limit_source: str
+    """Name of the system or of the kind of group that counts."""
     ram_limit_bytes: int | None
+    """Limit of that group; None if the system's count is less."""
     shm_free_bytes: int | None
+    """Free memory in ``/dev/shm``."""
     cpu_model: str | None
     platform: str
     python_version: str
@@ -90,19 +91,18 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """All facts that ``autotune doctor`` reads.
-
-    ``gpu_absent`` is the reason if there is no GPU; ``gpu_unreadable`` names GPUs that
-    exist but could not be described. ``versions`` holds the installed libraries only.
-    """
+    """All facts that ``autotune doctor`` reads."""
 
     time_utc: datetime
     host: HostFacts
     gpus: tuple[GpuStatus, ...]
     gpu_absent: str | None
+    """Reason why there is no GPU; None if there is one."""
     gpu_unreadable: tuple[str, ...]
+    """GPUs that exist but could not be described, with the reason."""
     slurm: SlurmFacts
     versions: Mapping[str, str]
+    """Versions of the installed libraries only."""
     conflicting_distributions: tuple[str, ...] = ()
     """Names of other installed distributions with a package of this tool's names."""
 
@@ -126,10 +126,10 @@ _NETWORK_FILESYSTEMS = (
     " juicefs lustre mfs mount_s3 ncpfs nfs nfs4 orangefs panfs pvfs2 rclone s3fs"
     " seaweedfs smb3 smbfs sshfs wekafs"
 )
+"""Types of network file systems, as ``/proc/mounts`` names them."""
 
 
 def is_network_filesystem(filesystem_type: str | None) -> bool:
     """Return True if files on this type of file system are on another machine."""
-    return (filesystem_type or "").lower().removeprefix(
-        "fuse."
-    ) in _NETWORK_FILESYSTEMS.split()
+    name = (filesystem_type or "").lower().removeprefix("fuse.")
+    return name in _NETWORK_FILESYSTEMS.split()

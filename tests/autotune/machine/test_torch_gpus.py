@@ -38,7 +38,7 @@ def test_gpus_are_those_a_child_names(python, monkeypatch, script, names):
 
 def test_no_driver_starts_no_child(python, monkeypatch):
     child = subprocess.run(
-        [sys.executable, "-c", torch_gpus.TORCHS_GPUS],
+        [sys.executable, "-c", torch_gpus.PRINT_GPU_NAMES],
         capture_output=True,
         text=True,
         check=True,
