@@ -17,11 +17,13 @@ from typing import Any
 
 from autotune.base.process import end_with_parent
 
-# Generous: a program of 95 MiB takes under a minute, all others of a common
-# distribution a few seconds.
 MAX_WALL_S = 300.0
+"""Time limit of a child, in seconds. It is generous: a program of 95 MiB takes under a
+minute, all others of a common distribution a few seconds."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_MAX_REASON_LENGTH = 200
+"""Error numbers of a full disk."""
+_MAX_REASON_CHARACTERS = 200
+"""Length after which a reason is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ def run_bounded(
             if "reason" in reply:
                 return Unread(reason=printable(str(reply["reason"])))
             if "errno" not in reply:
-                return [outcome_of(one) for one in reply["outcomes"]]
+                return [outcome_of(outcome) for outcome in reply["outcomes"]]
         except (OSError, ValueError, KeyError, TypeError):
             return Unread(reason="its reader did not reply")
         raise OSError(reply["errno"], os.strerror(reply["errno"]))
@@ -117,9 +119,9 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     Its id stays reserved until its group is killed.
     """
     with os.fdopen(os.pidfd_open(pid), "rb", buffering=0) as end_of_child:
-        watched: list[Any] = (
-            [end_of_child] if cancel_fd is None else [end_of_child, cancel_fd]
-        )
+        watched: list[Any] = [end_of_child]
+        if cancel_fd is not None:
+            watched.append(cancel_fd)
         ready, _, _ = select.select(watched, [], [], limits.wall_s)
     if ready == [cancel_fd]:
         raise CancelledError
@@ -128,11 +130,9 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert end is not None  # blocks without WNOHANG
     if end.si_code == os.CLD_EXITED:
-        return (
-            Unread(reason=f"its reader exited with status {end.si_status}")
-            if end.si_status
-            else None
-        )
+        if end.si_status == 0:
+            return None
+        return Unread(reason=f"its reader exited with status {end.si_status}")
     if end.si_status == signal.SIGXCPU:
         return Unread(reason=f"not finished after {limits.wall_s:g} s of CPU time")
     return Unread(
@@ -141,7 +141,7 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
     )
 
 
-def outcome_of(told: Mapping[str, Any]) -> Outcome:
+def outcome_of(reply: Mapping[str, Any]) -> Outcome:
     """Make an outcome of untrusted fields.
 
     Raises:
@@ -149,13 +149,12 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
         ValueError: If a field is no whole number.
         TypeError: If a field cannot be a number.
     """
-    if "reason" in told:
+    if "reason" in reply:
         return Unread(
-            reason=printable(str(told["reason"])), killed=bool(told.get("killed"))
+            reason=printable(str(reply["reason"])), killed=bool(reply.get("killed"))
         )
-    return Extracted(
-        **{field.name: int(told[field.name]) for field in fields(Extracted)}
-    )
+    counts = {field.name: int(reply[field.name]) for field in fields(Extracted)}
+    return Extracted(**counts)
 
 
 def printable(text: str) -> str:
@@ -164,11 +163,9 @@ def printable(text: str) -> str:
     An untrusted file must not write to a terminal.
     """
     line = "".join(character if character.isprintable() else "?" for character in text)
-    return (
-        line
-        if len(line) <= _MAX_REASON_LENGTH
-        else line[: _MAX_REASON_LENGTH - 1] + "…"
-    )
+    if len(line) <= _MAX_REASON_CHARACTERS:
+        return line
+    return line[: _MAX_REASON_CHARACTERS - 1] + "…"
 
 
 def _child(
@@ -187,44 +184,48 @@ def _child(
         # undone.
         end_with_parent(parent)
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null_fd = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
-            os.dup2(nothing, fd)
-        # Soft and hard limits, without exceeding those of this process. The sixth
-        # figure is data and stack, which the limit counts; reserved address space is
-        # harmless.
-        used_bytes = (
-            int(Path("/proc/self/statm").read_text().split()[5])
-            * resource.getpagesize()
-        )
-        for which, value in (
-            (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
-            # Whole seconds, rounded up; the wall clock is the exact bound.
-            (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
-            (resource.RLIMIT_FSIZE, limits.output_bytes),
-            (resource.RLIMIT_CORE, 0),
-        ):
-            _, hard = resource.getrlimit(which)
-            allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (allowed, allowed))
-        try:
-            reply: dict[str, object] = {"outcomes": [asdict(one) for one in work()]}
-        except MemoryError:
-            reply = {
-                "reason": (
-                    f"requires more than {limits.added_bytes / 2**20:.0f} MiB of memory"
-                )
-            }
-        except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
-            # A full disk is not the file's fault: the caller must stop.
-            code = error.errno if isinstance(error, OSError) else None
-            reply = (
-                {"errno": code} if code in DISK_FULL else {"reason": reason_of(error)}
-            )
-        os.write(write_fd, json.dumps(reply).encode())
+            os.dup2(null_fd, fd)
+        _set_limits(limits)
+        os.write(write_fd, json.dumps(_reply(work, limits)).encode())
         status = 0
     finally:
         os._exit(status)
+
+
+def _set_limits(limits: ChildLimits) -> None:
+    """Set soft and hard limits, without exceeding the present hard ones."""
+    # The sixth figure is data and stack, which the limit counts; reserved address space
+    # is harmless.
+    used_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    used_bytes = used_pages * resource.getpagesize()
+    for limit, value in (
+        (resource.RLIMIT_DATA, used_bytes + limits.added_bytes),
+        # Whole seconds, rounded up; the wall clock is the exact bound.
+        (resource.RLIMIT_CPU, int(limits.wall_s) + 1),
+        (resource.RLIMIT_FSIZE, limits.output_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (allowed, allowed))
+
+
+def _reply(
+    work: Callable[[], Sequence[Outcome]], limits: ChildLimits
+) -> dict[str, object]:
+    """Run the work; return its outcomes, the reason of its failure, or an errno."""
+    try:
+        return {"outcomes": [asdict(outcome) for outcome in work()]}
+    except MemoryError:
+        limit_mib = limits.added_bytes / 2**20
+        return {"reason": f"requires more than {limit_mib:.0f} MiB of memory"}
+    except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything
+        # A full disk is not the file's fault: the caller must stop.
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return {"errno": error.errno}
+        return {"reason": reason_of(error)}
 
 
 def reason_of(error: Exception) -> str:

@@ -36,6 +36,8 @@ from autotune.errors import EXIT_TERMINATED, INTERRUPTED, BadInput, UsageError
 from trainer.formats.progress import progress
 
 if TYPE_CHECKING:
+    from autotune.corpus.prepare import Prepared
+    from trainer.formats.manifest import Manifest
     from trainer.staging.stage import Staged
 
 _SOURCE_HELP = (
@@ -46,6 +48,12 @@ _VOCAB_SIZE_HELP = (
 )
 _PADDED_TOKENS = 512
 """Sequence length to which the paper recipe pads every sample."""
+_MANY_UNKNOWN_SHARE = 0.1
+"""Share of unknown tokens above which a tokenizer does not suit the data."""
+_REJECTS = "rejects.jsonl"
+"""Name of the list of rejects; help must not load ``trainer.formats.manifest``."""
+_MOST_FAULTS = 20
+"""Number of faults that ``verify`` prints; its JSON has all."""
 Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="Dataset directory.")]
 
 app = typer.Typer(
@@ -69,12 +77,13 @@ def inspect(
     from autotune.corpus.verify import DEFAULT_SEQ_LENGTHS_TOKENS
     from autotune.corpus.verify import inspect as inspect_dataset
 
-    found = inspect_dataset(directory, seq_length or DEFAULT_SEQ_LENGTHS_TOKENS)
+    inspected = inspect_dataset(directory, seq_length or DEFAULT_SEQ_LENGTHS_TOKENS)
     if as_json:
-        print(answer_json({**counts_of(directory, found.manifest), **jsonable(found)}))
-    else:
-        print(dataset_text(found))
-        print(f"next: autotune data verify {shlex.quote(str(directory))}")
+        counts = counts_of(directory, inspected.manifest)
+        print(answer_json({**counts, **jsonable(inspected)}))
+        return
+    print(dataset_text(inspected))
+    print(f"next: autotune data verify {shlex.quote(str(directory))}")
 
 
 @app.command("verify")
@@ -85,25 +94,24 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
     """
     from autotune.corpus.verify import verify as verify_dataset
 
-    found = verify_dataset(directory, progress)
+    verified = verify_dataset(directory, progress)
+    faults = verified.faults
     if as_json:
-        said = {
+        answer = {
             "path": directory,
-            "dataset_hash": found.manifest.dataset_hash,
-            "files": found.files,
+            "dataset_hash": verified.manifest.dataset_hash,
+            "files": verified.files,
+            "bytes_read": verified.bytes_read,
+            "faults": faults,
         }
-        print(
-            answer_json(
-                {**said, "bytes_read": found.bytes_read, "faults": found.faults}
-            )
-        )
+        print(answer_json(answer))
     else:
-        for fault in found.faults[:20]:
+        for fault in faults[:_MOST_FAULTS]:
             print(f"{fault.file!r}: {fault.what}")
-    if found.faults:
-        files = sorted({repr(fault.file) for fault in found.faults})
+    if faults:
+        files = sorted({repr(fault.file) for fault in faults})
         raise BadInput(
-            f"{directory} is corrupt: {len(found.faults)} faults in"
+            f"{directory} is corrupt: {len(faults)} faults in"
             f" {shorten_list(files, 'files')}",
             next_step=(
                 "Copy these files again from where they came from, or prepare the"
@@ -111,11 +119,11 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
             ),
         )
     if not as_json:
-        samples = found.manifest.train.samples + found.manifest.validation.samples
-        size = format_bytes(found.bytes_read)
+        manifest = verified.manifest
+        samples = manifest.train.samples + manifest.validation.samples
         print(
-            f"{directory} is intact: {format_count(samples)} samples, {found.files}"
-            f" files, {size} read"
+            f"{directory} is intact: {format_count(samples)} samples,"
+            f" {verified.files} files, {format_bytes(verified.bytes_read)} read"
         )
 
 
@@ -149,49 +157,52 @@ def stage(
     with progress("stage") as update:
         staged = stage_dataset(source, to, timeout_s=timeout_s, update=update)
     seconds = time.monotonic() - started_s
-    figures = {
+    if not as_json:
+        print(_staged_text(staged, seconds))
+        return
+    answer = {
+        **jsonable(staged),
         "break_even_epochs": staged.break_even_epochs,
         "seconds": round(seconds, 3),
     }
-    print(
-        answer_json({**jsonable(staged), **figures})
-        if as_json
-        else _staged_text(staged, seconds)
-    )
+    print(answer_json(answer))
 
 
 def _staged_text(staged: "Staged", seconds: float) -> str:
-    following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
-    if (copied := staged.copied) is None:
+    """Return the speeds of a copy, and after how many epochs it has paid off.
+
+    Args:
+        staged: The copy; another process may have made it.
+        seconds: Time that the command took.
+    """
+    next_line = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
+    copied = staged.copied
+    if copied is None:
         return (
             f"{staged.directory} is complete; another process copied it"
-            f" ({format_seconds(seconds)})\n{following}"
+            f" ({format_seconds(seconds)})\n{next_line}"
         )
+    speed = format_bytes_per_s(copied.size_bytes / copied.seconds)
+    read_speed = format_bytes_per_s(copied.size_bytes / copied.read_s)
+    write_speed = format_bytes_per_s(copied.size_bytes / copied.write_s)
     lines = [
         str(staged.directory),
-        (
-            f"copied       {format_bytes(copied.size_bytes)} in"
-            f" {format_seconds(copied.seconds)},"
-            f" {format_bytes_per_s(copied.size_bytes / copied.seconds)};"
-            f" one thread reads {format_bytes_per_s(copied.size_bytes / copied.read_s)}"
-            f" and writes {format_bytes_per_s(copied.size_bytes / copied.write_s)}"
-        ),
+        f"copied       {format_bytes(copied.size_bytes)} in"
+        f" {format_seconds(copied.seconds)}, {speed}; one thread reads {read_speed}"
+        f" and writes {write_speed}",
     ]
     if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
-        epochs = staged.break_even_epochs
-        worth = "never: the copy is not faster to read than the source"
-        lines += [
-            (
-                f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the"
-                f" source, {staged.local_s_per_sample * 1e6:,.0f} us from the copy"
-                " (measured, one reader at random, cold)"
-            ),
-            (
-                "breaks even "
-                f" {worth if epochs is None else f'after {epochs:,.2f} epochs'}"
-            ),
-        ]
-    return "\n".join([*lines, following])
+        source_us = staged.source_s_per_sample * 1e6
+        local_us = staged.local_s_per_sample * 1e6
+        lines.append(
+            f"one sample   {source_us:,.0f} us from the source, {local_us:,.0f} us from"
+            " the copy (measured, one reader at random, cold)"
+        )
+        break_even = "never: the copy is not faster to read than the source"
+        if staged.break_even_epochs is not None:
+            break_even = f"after {staged.break_even_epochs:,.2f} epochs"
+        lines.append(f"breaks even  {break_even}")
+    return "\n".join([*lines, next_line])
 
 
 @app.command("prepare")
@@ -279,37 +290,43 @@ def prepare(
     from autotune.corpus.prepare import Request
     from autotune.corpus.prepare import prepare as prepare_dataset
     from autotune.corpus.sources.base import SourceOptions
+    from autotune.corpus.tokenizer import padded_vocab_size
 
-    given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
-    if given is not None and vocab_size is not None:
-        what = f"--vocab-size cannot be used with --tokenizer {str(given)!r}"
-        raise UsageError(what, next_step="Remove one of them.")
-    if sum(map(bool, (scheduler, slurm_workers, job.slurm is not None))) > 1:
+    tokenizer_path = None
+    if tokenizer not in (None, "wordlevel", "bpe"):
+        tokenizer_path = Path(str(tokenizer))
+    if tokenizer_path is not None and vocab_size is not None:
+        raise UsageError(
+            f"--vocab-size cannot be used with --tokenizer {str(tokenizer_path)!r}",
+            next_step="Remove one of them.",
+        )
+    ways_to_run = [scheduler, slurm_workers, job.slurm is not None]
+    if sum(map(bool, ways_to_run)) > 1:
         raise UsageError(
             "--scheduler, --slurm-workers and --slurm exclude each other",
             next_step="Keep one of them.",
         )
     name = out.resolve().name
-    asked = JobRequest(
+    job_request = JobRequest(
         name=f"prepare-{name}",
         purpose=f"Prepares the dataset {name}.",
         on_gpus=False,
         cpus=workers,
     )
-    if job.submitted(context, asked):
+    if job.submitted(context, job_request):
         return
     request = make_request(
         Request,
         context,
         sources=tuple(sources),
         options=SourceOptions(field=field, unit=text_unit),
-        tokenizer=given or tokenizer,
-        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // 64) * 64,
+        tokenizer=tokenizer_path or tokenizer,
+        vocab_size=padded_vocab_size(vocab_size or DEFAULT_VOCAB_SIZE),
         limit=LengthLimit(max_tokens=max_tokens, long=long),
     )
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _terminate)
-    manifest, first_rejects, other_files = prepare_dataset(
+    prepared = prepare_dataset(
         request,
         out,
         progress,
@@ -319,56 +336,75 @@ def prepare(
         overwrite=overwrite,
     )
     seconds = time.monotonic() - started_s
-    for reject in first_rejects:
+    _print_rejects(prepared, out)
+    _print_warnings(prepared.manifest, validation_share)
+    if job.as_json:
+        print(answer_json(_prepared_answer(prepared, out, seconds)))
+        return
+    facts = _prepared_facts(prepared, seconds)
+    print(facts_text(facts, "tokens per sample", prepared.manifest))
+    print(f"\nnext: autotune tune --model bert-mini --data {shlex.quote(str(out))}")
+
+
+def _print_rejects(prepared: "Prepared", out: Path) -> None:
+    """Print the first inputs that were left out, and the number of the others."""
+    for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
+        position = f"{reject.path!r}"
+        if reject.where:
+            position += f", {reject.where}"
+        print(f"skipped {position}: {reject.reason}", file=sys.stderr)
+    more = prepared.manifest.source.rejected - len(prepared.first_rejects)
+    if more > 0:
         print(
-            f"skipped {reject.path!r}{', ' * bool(reject.where)}{reject.where}:"
-            f" {reject.reason}",
+            f"skipped {format_count(more)} more (listed in {out / _REJECTS})",
             file=sys.stderr,
         )
-    source = manifest.source
-    if (more := source.rejected - len(first_rejects)) > 0:
+
+
+def _print_warnings(manifest: "Manifest", validation_share: float) -> None:
+    """Print warnings of unknown tokens, and of what is likely wrong otherwise."""
+    unknown_share = _unknown_share(manifest)
+    if unknown_share > _MANY_UNKNOWN_SHARE:
         print(
-            f"skipped {format_count(more)} more (listed in {out / 'rejects.jsonl'})",
-            file=sys.stderr,
-        )
-    tokens = manifest.train.tokens + manifest.validation.tokens
-    unknown = source.unknown_tokens / tokens
-    if unknown > 0.1:
-        advice = "use --tokenizer bpe, or a larger --vocab-size"
-        print(
-            f"warning: the tokenizer does not know {format_share(unknown)} of all"
-            f" tokens; {advice}",
+            f"warning: the tokenizer does not know {format_share(unknown_share)} of all"
+            " tokens; use --tokenizer bpe, or a larger --vocab-size",
             file=sys.stderr,
         )
     for warning in preparation_warnings(manifest, validation_share):
         print(f"warning: {warning}", file=sys.stderr)
-    # Size of stored masks, a byte per token; and of sequences padded as in the paper
-    # baseline, ids and masks.
-    samples = manifest.train.samples + manifest.validation.samples
-    padded = samples * _PADDED_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
-    if job.as_json:
-        print(
-            answer_json(
-                counts_of(out, manifest)
-                | {
-                    "vocab_size": manifest.vocab_size,
-                    "used_vocab_size": manifest.used_vocab_size,
-                    **jsonable(source),
-                    "reduction": 1 - source.token_bytes / uncompressed_bytes(source),
-                    "mask_bytes_not_stored": tokens,
-                    "padded_with_masks_bytes": padded,
-                    "other_files": other_files,
-                    "rejects": out / "rejects.jsonl",
-                    "seconds": round(seconds, 3),
-                }
-            )
-        )
-        return
-    facts = facts_of(manifest) | {
+
+
+def _prepared_answer(
+    prepared: "Prepared", out: Path, seconds: float
+) -> dict[str, object]:
+    """Return the JSON answer about a dataset that was prepared."""
+    manifest = prepared.manifest
+    source = manifest.source
+    return {
+        **counts_of(out, manifest),
+        "vocab_size": manifest.vocab_size,
+        "used_vocab_size": manifest.used_vocab_size,
+        **jsonable(source),
+        "reduction": 1 - source.token_bytes / uncompressed_bytes(source),
+        # Masks would take a byte per token.
+        "mask_bytes_not_stored": _tokens(manifest),
+        "padded_with_masks_bytes": _padded_bytes(manifest),
+        "other_files": prepared.other_files,
+        "rejects": out / _REJECTS,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _prepared_facts(prepared: "Prepared", seconds: float) -> dict[str, str]:
+    """Return the facts about a dataset that was prepared, in words."""
+    manifest = prepared.manifest
+    source = manifest.source
+    tokens = _tokens(manifest)
+    return facts_of(manifest) | {
         "masks not stored": (
             f"would add {format_bytes(tokens)}; ids and masks padded to"
-            f" {_PADDED_TOKENS} take {format_bytes(padded)}"
+            f" {_PADDED_TOKENS} take {format_bytes(_padded_bytes(manifest))}"
         ),
         "samples": (
             f"{format_count(manifest.train.samples)} to train, "
@@ -376,15 +412,29 @@ def prepare(
         ),
         "tokens": f"{format_count(tokens)}, special tokens not counted",
         "duplicates dropped": format_count(source.duplicate_samples),
-        "unknown tokens": f"{format_share(unknown)} of all tokens",
+        "unknown tokens": f"{format_share(_unknown_share(manifest))} of all tokens",
         "skipped": (
-            f"{format_count(source.rejected)} unusable samples (rejects.jsonl), "
-            f"{format_count(other_files)} files of other kinds"
+            f"{format_count(source.rejected)} unusable samples ({_REJECTS}), "
+            f"{format_count(prepared.other_files)} files of other kinds"
         ),
         "took": format_seconds(seconds),
     }
-    print(facts_text(facts, "tokens per sample", manifest))
-    print(f"\nnext: autotune tune --model bert-mini --data {shlex.quote(str(out))}")
+
+
+def _tokens(manifest: "Manifest") -> int:
+    return manifest.train.tokens + manifest.validation.tokens
+
+
+def _unknown_share(manifest: "Manifest") -> float:
+    return manifest.source.unknown_tokens / _tokens(manifest)
+
+
+def _padded_bytes(manifest: "Manifest") -> int:
+    """Return the size of ids and masks, padded as in the paper baseline."""
+    samples = manifest.train.samples + manifest.validation.samples
+    id_bytes = 2 if manifest.dtype == "uint16" else 4
+    mask_bytes = 1
+    return samples * _PADDED_TOKENS * (id_bytes + mask_bytes)
 
 
 def _terminate(*_: object) -> NoReturn:

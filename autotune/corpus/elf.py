@@ -29,6 +29,7 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from capstone import CS_ARCH_X86, CS_MODE_64, Cs
@@ -39,14 +40,18 @@ from elftools.elf.elffile import ELFFile
 from autotune.corpus.sources.base import UnusableFileError
 
 NEXT_TOKEN = "[NEXT]"
+"""Token at the end of each instruction."""
 ADDRESS_TOKEN = "ADDR"
+"""Token in the place of a constant that may be an address."""
 MIN_INSTRUCTIONS = 2
-# The largest program of a common distribution has 95 MiB.
+"""Fewest instructions of a function."""
 MAX_FILE_BYTES = 256 * 2**20
-# Longer ranges are tables in executable sections, or damage. Also bounds the length of
-# a line.
+"""Largest file; the largest program of a common distribution has 95 MiB."""
 MAX_FUNCTION_BYTES = 2**20
+"""Longest function. Longer ranges are tables in executable sections, or damage. This
+also bounds the length of a line."""
 _ADDRESS_FROM = 0x10000
+"""Smallest constant that may be an address."""
 
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
@@ -61,7 +66,11 @@ _POINTER_LETTERS = {
     0x0B: "i",
     0x0C: "q",
 }
+"""Letter of ``struct`` for each format of a pointer."""
 _RELATIVE_TO_FIELD = 0x10
+"""Flag of pointers that are relative to their own position."""
+_BRANCHES = ("call", "lcall", "ljmp", "xbegin")
+"""Names of branches that do not begin with ``j`` or ``loop``."""
 _Encoding = tuple[struct.Struct, bool]
 """Format of an entry's address and size, and True if the address is relative to its own
 position."""
@@ -77,66 +86,76 @@ def functions(path: Path) -> Iterator[str]:
         raise UnusableFileError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
     with path.open("rb") as file:
         try:
-            elf = ELFFile(file)
-            if (
-                elf.elfclass != 64
-                or not elf.little_endian
-                or elf["e_machine"] != "EM_X86_64"
-            ):
-                raise UnusableFileError(
-                    f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}"
-                )
-            if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
-                raise UnusableFileError(f"not a linked program but {elf['e_type']}")
-            held = [
-                section
-                for section in elf.iter_sections()
-                if section["sh_type"] != "SHT_NOBITS"
-            ]
-            frames = [section for section in held if section.name == ".eh_frame"]
-            code = [
-                one
-                for one in held
-                if one["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and one.name != ".eh_frame"
-            ]
-            code = [one for one in code if not one.name.startswith(".plt")]
-            if not frames:
-                raise UnusableFileError("no .eh_frame section with function bounds")
-            if not code:
-                raise UnusableFileError("no executable section")
-            table, table_address = frames[-1].data(), frames[-1]["sh_addr"]
-            sections = sorted(
-                ((one["sh_addr"], one.data()) for one in code),
-                key=lambda section: section[0],
-            )
+            frames, code = _read_sections(ELFFile(file))
         except (ELFError, AssertionError) as error:
             # pyelftools asserts its assumptions about a file.
             raise UnusableFileError(f"corrupt ELF: {error}") from error
     disassembler = Cs(CS_ARCH_X86, CS_MODE_64)
-    for address, size_bytes in function_ranges(table, table_address):
-        content = _code_at(sections, address, size_bytes)
-        parts, decoded_bytes = list[str](), 0
+    for address, size_bytes in function_ranges(frames.content, frames.address):
+        content = _code_at(code, address, size_bytes)
+        instructions: list[str] = []
+        decoded_bytes = 0
         for _, instruction_bytes, mnemonic, operands in disassembler.disasm_lite(
             content, address
         ):
-            parts.append(instruction_text(mnemonic, operands))
+            instructions.append(instruction_text(mnemonic, operands))
             decoded_bytes += instruction_bytes
-        if decoded_bytes == len(content) and len(parts) >= MIN_INSTRUCTIONS:
-            yield " ".join(parts)
+        if decoded_bytes == len(content) and len(instructions) >= MIN_INSTRUCTIONS:
+            yield " ".join(instructions)
 
 
-def _code_at(sections: list[tuple[int, bytes]], address: int, size_bytes: int) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Section:
+    """A section of a program in memory."""
+
+    address: int
+    content: bytes
+
+
+def _read_sections(elf: ELFFile) -> tuple[_Section, list[_Section]]:
+    """Return the section with function bounds, and those with code by address.
+
+    Raises:
+        UnusableFileError: Unless it is an x86-64 program with such sections.
+    """
+    is_64_bit = elf.elfclass == 64 and elf.little_endian
+    if not is_64_bit or elf["e_machine"] != "EM_X86_64":
+        raise UnusableFileError(f"not x86-64 but {elf.elfclass}-bit {elf['e_machine']}")
+    if elf["e_type"] not in ("ET_EXEC", "ET_DYN"):
+        raise UnusableFileError(f"not a linked program but {elf['e_type']}")
+    frames = []
+    code = []
+    for section in elf.iter_sections():
+        if section["sh_type"] == "SHT_NOBITS":
+            continue
+        is_code = section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR
+        if section.name == ".eh_frame":
+            frames.append(section)
+        elif is_code and not section.name.startswith(".plt"):
+            code.append(section)
+    if not frames:
+        raise UnusableFileError("no .eh_frame section with function bounds")
+    if not code:
+        raise UnusableFileError("no executable section")
+    bounds = _Section(address=frames[-1]["sh_addr"], content=frames[-1].data())
+    sections = [
+        _Section(address=section["sh_addr"], content=section.data()) for section in code
+    ]
+    sections.sort(key=lambda section: section.address)
+    return bounds, sections
+
+
+def _code_at(sections: list[_Section], address: int, size_bytes: int) -> bytes:
     """Return the bytes of a range; none if it is not inside one executable section."""
-    index = bisect_right(sections, address, key=lambda section: section[0]) - 1
+    index = bisect_right(sections, address, key=lambda section: section.address) - 1
     if index < 0 or not 0 < size_bytes <= MAX_FUNCTION_BYTES:
         return b""
-    first, content = sections[index]
-    begin = address - first
-    return (
-        content[begin : begin + size_bytes]
-        if begin + size_bytes <= len(content)
-        else b""
-    )
+    section = sections[index]
+    begin = address - section.address
+    end = begin + size_bytes
+    if end > len(section.content):
+        return b""
+    return section.content[begin:end]
 
 
 # Cached, as instructions repeat often; bounded, as files may be hostile.
@@ -147,25 +166,23 @@ def instruction_text(mnemonic: str, operands: str) -> str:
     if operands:
         # The last word: prefixes such as ``bnd`` and ``notrack`` come before it.
         name = mnemonic.rsplit(" ", 1)[-1]
-        branches = name.startswith(("j", "loop")) or name in (
-            "call",
-            "lcall",
-            "ljmp",
-            "xbegin",
-        )
-        tokens += [_operand(operand, branches) for operand in operands.split(", ")]
+        is_branch = name.startswith(("j", "loop")) or name in _BRANCHES
+        tokens += [_operand(operand, is_branch) for operand in operands.split(", ")]
     return " ".join([*tokens, NEXT_TOKEN])
 
 
-def _operand(operand: str, branches: bool) -> str:
-    if branches and _IMMEDIATE.fullmatch(operand):
+def _operand(operand: str, is_branch: bool) -> str:
+    """Return the token of an operand, without addresses."""
+    if is_branch and _IMMEDIATE.fullmatch(operand):
         return ADDRESS_TOKEN
-    fixed = _FROM_RIP.sub(f"rip+{ADDRESS_TOKEN}", operand)
-    constants = _HEXADECIMAL.sub(
-        lambda found: ADDRESS_TOKEN if int(found[0], 16) >= _ADDRESS_FROM else found[0],
-        fixed,
-    )
-    return constants.replace(" ", "")
+    text = _FROM_RIP.sub(f"rip+{ADDRESS_TOKEN}", operand)
+    text = _HEXADECIMAL.sub(_constant, text)
+    return text.replace(" ", "")
+
+
+def _constant(match: re.Match[str]) -> str:
+    """Return a constant, or the token of an address if it may be one."""
+    return ADDRESS_TOKEN if int(match[0], 16) >= _ADDRESS_FROM else match[0]
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
@@ -187,7 +204,8 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
     try:
         while position + 4 <= len(section):
             (length,) = struct.unpack_from("<I", section, position)
-            body, end = position + 4, position + 4 + length
+            body = position + 4
+            end = body + length
             if length == 0:
                 # A terminator, which may be followed by more entries of joined tables.
                 position = body
@@ -197,13 +215,17 @@ def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int,
                 raise UnusableFileError(
                     f".eh_frame entry at {position:#x} has length {length:#x}"
                 )
+            # Distance back to the common entry; 0 marks a common entry itself.
             (back,) = struct.unpack_from("<I", section, body)
+            fields = body + 4
             if back == 0:
-                encodings[position] = _common_encoding(section[body + 4 : end])
+                encodings[position] = _common_encoding(section[fields:end])
             else:
-                both, relative = encodings[body - back]
-                address, size = both.unpack_from(section, body + 4)
-                yield (address + relative * (section_address + body + 4)) % 2**64, size
+                address_and_size, is_relative = encodings[body - back]
+                address, size = address_and_size.unpack_from(section, fields)
+                if is_relative:
+                    address += section_address + fields
+                yield address % 2**64, size
             position = end
     except (struct.error, IndexError, KeyError) as error:
         raise UnusableFileError(
@@ -234,9 +256,8 @@ def _common_encoding(entry: bytes) -> _Encoding:
         if letter == "R":
             return _encoding(entry[position])
         if letter == "P":
-            position += 1 + struct.calcsize(
-                f"<{_POINTER_LETTERS[entry[position] & 0x0F]}"
-            )
+            letter_of_pointer = _POINTER_LETTERS[entry[position] & 0x0F]
+            position += 1 + struct.calcsize(f"<{letter_of_pointer}")
         elif letter == "L":
             position += 1
         elif letter not in "SB":
@@ -245,14 +266,14 @@ def _common_encoding(entry: bytes) -> _Encoding:
 
 
 def _encoding(code: int) -> _Encoding:
-    letter, application = _POINTER_LETTERS.get(code & 0x0F), code & 0xF0
+    """Return the encoding with a code: its format in four bits, then its flags."""
+    letter = _POINTER_LETTERS.get(code & 0x0F)
+    application = code & 0xF0
     if letter is None or application not in (0, _RELATIVE_TO_FIELD):
         raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
     # A range is a size, so it is unsigned even if the address is signed.
-    return (
-        struct.Struct(f"<{letter}{letter.upper()}"),
-        application == _RELATIVE_TO_FIELD,
-    )
+    address_and_size = struct.Struct(f"<{letter}{letter.upper()}")
+    return address_and_size, application == _RELATIVE_TO_FIELD
 
 
 def _after_leb(entry: bytes, position: int) -> int:

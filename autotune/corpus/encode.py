@@ -16,20 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.corpus.pieces import Selection
-from autotune.corpus.tokenizer import load_tokenizer
+from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
 from trainer.formats.manifest import TOKENIZER_NAME, Shard
 
 ENCODE = "encode"
+"""Name of the stage."""
 SPLITS = ("train", "validation")
-# A batch of texts to encode, large enough for full speed and small enough for any
-# memory.
 _BATCH_CHARACTERS = 2**20
-# 512 MiB of uint16: few files, each small enough to copy and check in parallel.
+"""Characters of texts to encode at once: enough for full speed, and few enough for any
+memory."""
 SHARD_TOKENS = 2**28
+"""Most tokens of a shard, 512 MiB of uint16: few files, each small enough to copy and
+check in parallel."""
 SHARD_SAMPLES = 2**24
+"""Most samples of a shard."""
+_COPIED_BYTES = 2**22
+"""Bytes that are copied at once."""
+_LENGTHS_AT_ONCE = 2**20
+"""Sample lengths that are read at once."""
 
 Ids = npt.NDArray[np.uint32]
 
@@ -48,11 +55,10 @@ class LengthLimit:
         """Return the samples that one sample becomes."""
         if self.max_tokens is None:
             return [ids]
+        if self.long == "truncate":
+            return [ids[: self.max_tokens]]
         starts = range(0, len(ids), self.max_tokens)
-        return [
-            ids[one : one + self.max_tokens]
-            for one in (starts[:1] if self.long == "truncate" else starts)
-        ]
+        return [ids[start : start + self.max_tokens] for start in starts]
 
 
 def encode_piece(
@@ -65,45 +71,56 @@ def encode_piece(
 ) -> Receipt:
     """Encode the selected samples of one piece."""
     tokenizer = load_tokenizer(workplace.path / TOKENIZER_NAME)
-    paths, *selected = selection.of(workplace, number)
+    paths, train, validation = selection.of(workplace, number)
     receipt: Receipt = {}
-    for name, wanted in zip(SPLITS, selected, strict=True):
-        counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
-        said = dict.fromkeys(
-            ("samples", "tokens", "unknown", "empty", "truncated", "split"), 0
-        )
-        with (
-            (directory / f"{name}.ids").open("wb") as id_file,
-            (directory / f"{name}.lengths").open("wb") as size_file,
-        ):
-            for batch in _batches(paths.read_samples(wanted)):
-                stored: list[Ids] = []
-                for ids in tokenizer.encode(batch):
-                    if not len(ids):
-                        said["empty"] += 1
-                        continue
-                    samples = limit.applied(ids)
-                    said["split" if len(samples) > 1 else "truncated"] += len(
-                        samples
-                    ) > 1 or len(samples[0]) < len(ids)
-                    stored += samples
-                if not stored:
-                    continue
-                lengths = np.array([len(ids) for ids in stored], dtype="<u4")
-                joined = np.concatenate(stored)
-                id_file.write(
-                    joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes()
-                )
-                size_file.write(lengths.tobytes())
-                bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
-                counts += np.bincount(bins, minlength=len(counts))
-                said["samples"] += len(stored)
-                said["tokens"] += len(joined)
-                said["unknown"] += int(
-                    np.count_nonzero(joined == tokenizer.special_ids.unk)
-                )
-        receipt[name] = {**said, "histogram": counts.tolist()}
+    for split, selected in (("train", train), ("validation", validation)):
+        texts = paths.read_samples(selected)
+        receipt[split] = _encode_split(directory, split, texts, tokenizer, limit)
     return receipt
+
+
+def _encode_split(
+    directory: Path,
+    split: str,
+    texts: Iterable[str],
+    tokenizer: DatasetTokenizer,
+    limit: LengthLimit,
+) -> Receipt:
+    """Write the ids and lengths of a split's samples; return their counts."""
+    id_type = np.dtype(tokenizer.dtype).newbyteorder("<")
+    histogram = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
+    counts = dict.fromkeys(
+        ("samples", "tokens", "unknown", "empty", "truncated", "split"), 0
+    )
+    with (
+        (directory / f"{split}.ids").open("wb") as id_file,
+        (directory / f"{split}.lengths").open("wb") as length_file,
+    ):
+        for batch in _batches(texts):
+            stored: list[Ids] = []
+            for ids in tokenizer.encode(batch):
+                if not len(ids):
+                    counts["empty"] += 1
+                    continue
+                samples = limit.applied(ids)
+                if len(samples) > 1:
+                    counts["split"] += 1
+                elif len(samples[0]) < len(ids):
+                    counts["truncated"] += 1
+                stored += samples
+            if not stored:
+                continue
+            lengths = np.array([len(ids) for ids in stored], dtype="<u4")
+            joined = np.concatenate(stored)
+            id_file.write(joined.astype(id_type).tobytes())
+            length_file.write(lengths.tobytes())
+            bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
+            histogram += np.bincount(bins, minlength=len(histogram))
+            is_unknown = joined == tokenizer.special_ids.unk
+            counts["samples"] += len(stored)
+            counts["tokens"] += len(joined)
+            counts["unknown"] += int(np.count_nonzero(is_unknown))
+    return {**counts, "histogram": histogram.tolist()}
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -111,13 +128,15 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
     Lengths vary a thousandfold.
     """
-    batch, characters = list[str](), 0
+    batch: list[str] = []
+    characters = 0
     for text in texts:
         batch.append(text)
         characters += len(text)
         if characters >= _BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch
 
@@ -128,15 +147,21 @@ def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     ``sizes`` are the samples and tokens of each piece.
     """
     edges: list[tuple[int, int]] = []
-    first = samples = tokens = 0
-    for number, (more_samples, more_tokens) in enumerate(sizes):
-        if samples and (
-            samples + more_samples > SHARD_SAMPLES
-            or tokens + more_tokens > SHARD_TOKENS
-        ):
+    first = 0
+    samples = 0
+    tokens = 0
+    for number, (piece_samples, piece_tokens) in enumerate(sizes):
+        has_room = (
+            samples + piece_samples <= SHARD_SAMPLES
+            and tokens + piece_tokens <= SHARD_TOKENS
+        )
+        if samples and not has_room:
             edges.append((first, number))
-            first, samples, tokens = number, 0, 0
-        samples, tokens = samples + more_samples, tokens + more_tokens
+            first = number
+            samples = 0
+            tokens = 0
+        samples += piece_samples
+        tokens += piece_tokens
     if samples:
         edges.append((first, len(sizes)))
     return edges
@@ -155,44 +180,64 @@ def assemble_shard(
 ) -> Receipt:
     """Join the pieces of a shard into its two files."""
     sources = [workplace.directory(ENCODE, number) for number in range(*pieces)]
-    ids = (
-        content for source in sources for content in _chunks(source / f"{split}.ids")
+    tokens_file = f"{split}-tokens-{shard:05d}.npy"
+    tokens_sha256 = _write_npy(
+        directory / tokens_file, dtype, tokens, _token_bytes(sources, split)
     )
-    receipt: Receipt = {"samples": samples, "tokens": tokens}
-    for kind, array, length, contents in (
-        ("tokens", dtype, tokens, ids),
-        ("offsets", "<u8", samples + 1, _offsets(sources, split)),
-    ):
-        receipt[f"{kind}_file"] = name = f"{split}-{kind}-{shard:05d}.npy"
-        # A one-dimensional array of little-endian numbers after numpy's header.
-        header, hashed = io.BytesIO(), hashlib.sha256()
-        shape = {
-            "descr": np.dtype(array).newbyteorder("<").str,
-            "fortran_order": False,
-            "shape": (length,),
-        }
-        np.lib.format.write_array_header_1_0(header, shape)
-        with (directory / name).open("xb", buffering=2**20) as file:
-            for content in itertools.chain([header.getvalue()], contents):
-                hashed.update(content)
-                file.write(content)
-        receipt[f"{kind}_sha256"] = hashed.hexdigest()
-    return receipt
+    offsets_file = f"{split}-offsets-{shard:05d}.npy"
+    offsets_sha256 = _write_npy(
+        directory / offsets_file, "<u8", samples + 1, _offset_bytes(sources, split)
+    )
+    return {
+        "samples": samples,
+        "tokens": tokens,
+        "tokens_file": tokens_file,
+        "tokens_sha256": tokens_sha256,
+        "offsets_file": offsets_file,
+        "offsets_sha256": offsets_sha256,
+    }
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while content := file.read(2**22):
-            yield content
+def _write_npy(path: Path, dtype: str, length: int, contents: Iterable[bytes]) -> str:
+    """Write a one-dimensional array of little-endian numbers after numpy's header.
+
+    Returns:
+        The SHA-256 of the file.
+    """
+    header = io.BytesIO()
+    description = {
+        "descr": np.dtype(dtype).newbyteorder("<").str,
+        "fortran_order": False,
+        "shape": (length,),
+    }
+    np.lib.format.write_array_header_1_0(header, description)
+    file_hash = hashlib.sha256()
+    with path.open("xb", buffering=2**20) as file:
+        for content in itertools.chain([header.getvalue()], contents):
+            file_hash.update(content)
+            file.write(content)
+    return file_hash.hexdigest()
 
 
-def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
+def _token_bytes(sources: Sequence[Path], split: str) -> Iterator[bytes]:
+    """Yield the ids of encoded pieces, one after the other."""
+    for source in sources:
+        with (source / f"{split}.ids").open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            while content := file.read(_COPIED_BYTES):
+                yield content
+
+
+def _offset_bytes(sources: Sequence[Path], split: str) -> Iterator[bytes]:
+    """Yield 0 and the position after each sample of encoded pieces."""
     yield bytes(8)
     end = np.uint64(0)
     for source in sources:
         with (source / f"{split}.lengths").open("rb") as file:
-            while len(lengths := np.fromfile(file, dtype="<u4", count=2**20)):
+            while True:
+                lengths = np.fromfile(file, dtype="<u4", count=_LENGTHS_AT_ONCE)
+                if not len(lengths):
+                    break
                 ends = end + np.cumsum(lengths, dtype="<u8")
                 yield ends.tobytes()
                 end = ends[-1]

@@ -31,9 +31,13 @@ from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
 from trainer.formats.errors import TrainerError
 
 WORKER_MEMORY_BYTES = 2**30
+"""Memory of a worker that is a SLURM job."""
+_SITE_JOBS = 8
+"""Number of such workers by default."""
 AHEAD = 3
 """Number of tasks queued per worker, so that none waits."""
 _CONNECT_S = 20.0
+"""Longest wait for a scheduler, in seconds."""
 _START_S = 600.0
 """Longest wait for the first job of a queue, in seconds; the others join as they
 start."""
@@ -42,6 +46,7 @@ _WORKER_ENVIRONMENT = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+"""Environment variables by which a worker uses one CPU."""
 _RESUME_WITH_FEWER = (
     "If memory is short, use fewer --workers. Run the same command again to resume."
 )
@@ -63,6 +68,7 @@ class Task:
 
     stage: str
     number: int
+    """Number of the task in its stage."""
     work: Work
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,7 +88,9 @@ class Workers:
     """Number of workers; None is one per CPU that this process may use, or 8 jobs with
     a site."""
     scheduler: str | None = None
+    """Address of a dask scheduler whose workers to use."""
     site: Path | None = None
+    """Site file by which to submit workers as SLURM jobs."""
 
 
 def open_engine(
@@ -95,7 +103,7 @@ def open_engine(
     if workers.scheduler:
         return cluster_engine(workplace, workers.scheduler)
     if workers.site:
-        return slurm_engine(workplace, workers.site, workers.count or 8)
+        return slurm_engine(workplace, workers.site, workers.count or _SITE_JOBS)
     count = workers.count or len(os.sched_getaffinity(0))
     if min(count, tasks) == 1:
         return contextlib.nullcontext(in_process(workplace, threads=count > 1))
@@ -103,11 +111,9 @@ def open_engine(
 
 
 def _perform(workplace: Workplace, task: Task) -> Receipt:
-    return workplace.perform(
-        task.stage,
-        task.number,
-        functools.partial(task.work, workplace, **task.arguments),
-    )
+    """Run a task unless it is finished."""
+    work = functools.partial(task.work, workplace, **task.arguments)
+    return workplace.perform(task.stage, task.number, work)
 
 
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
@@ -126,37 +132,47 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
 
 
 def _on_dask_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
+    """Return an engine on the workers of a dask client."""
     from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
     def run(tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
-        futures = (
-            (
-                client.submit(_perform_there, workplace, task, pure=False, retries=0),
-                task,
-            )
-            for task in tasks
-        )
-        running: dict[Any, Task] = dict(islice(futures, ahead * workers))
+        remaining = iter(tasks)
+        running: dict[Any, Task] = {}
+
+        def submit(count: int) -> list[Any]:
+            """Submit the next tasks; return their futures."""
+            futures = []
+            for task in islice(remaining, count):
+                future = client.submit(
+                    _perform_there, workplace, task, pure=False, retries=0
+                )
+                running[future] = task
+                futures.append(future)
+            return futures
+
         # Without a loop, it looks for a default client, which this one is not.
-        completed = as_completed(list(running), loop=client.loop)
+        completed = as_completed(submit(ahead * workers), loop=client.loop)
         for future in completed:
             task = running.pop(future)
             try:
                 receipt: Receipt | Failure = future.result()
             except KilledWorker as error:
-                what = (
-                    f"workers were killed repeatedly in task {task.stage}/{task.number}"
-                )
-                raise InternalError(what, next_step=_RESUME_WITH_FEWER) from error
+                raise _killed_repeatedly(task) from error
             if callable(receipt):
                 raise receipt()
             on_done(task, receipt)
-            for following in islice(futures, 1):
-                running.update([following])
-                completed.add(following[0])
+            for next_future in submit(1):
+                completed.add(next_future)
 
     return run
+
+
+def _killed_repeatedly(task: Task) -> InternalError:
+    return InternalError(
+        f"workers were killed repeatedly in task {task.stage}/{task.number}",
+        next_step=_RESUME_WITH_FEWER,
+    )
 
 
 def _perform_there(workplace: Workplace, task: Task) -> Receipt | Failure:
@@ -207,11 +223,7 @@ class _LocalEngine:
         while suspects:
             for task in suspects:
                 if self._run(iter([task]), on_done, 1):
-                    raise InternalError(
-                        "workers were killed repeatedly in task"
-                        f" {task.stage}/{task.number}",
-                        next_step=_RESUME_WITH_FEWER,
-                    )
+                    raise _killed_repeatedly(task)
             suspects = self._run(remaining, on_done, ahead * self._workers)
 
     def close(self) -> None:
@@ -295,13 +307,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _close(what: Any) -> None:
-    """Close a client or cluster.
+def _close(client: Any) -> None:
+    """Close a client.
 
     Ignore a timeout, as a busy machine takes longer and the results are on disk.
     """
     with contextlib.suppress(TimeoutError):
-        what.close(timeout=3.0)
+        client.close(timeout=3.0)
 
 
 @contextlib.contextmanager
@@ -331,26 +343,27 @@ def cluster_engine(
     try:
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        what = f"the scheduler at {address} does not respond: {error}"
         raise BadInput(
-            what, next_step="Check --scheduler, such as tcp://HOST:8786"
+            f"the scheduler at {address} does not respond: {error}",
+            next_step="Check --scheduler, such as tcp://HOST:8786",
         ) from error
     try:
         if workers:
             try:
                 client.wait_for_workers(1, timeout=_START_S)
             except TimeoutError as error:
-                what = f"no worker started within {_START_S:g} s"
                 raise BadInput(
-                    what, next_step="Check the queue: squeue --me"
+                    f"no worker started within {_START_S:g} s",
+                    next_step="Check the queue: squeue --me",
                 ) from error
-        if not (there := client.scheduler_info(n_workers=-1)["workers"]):
+        present = client.scheduler_info(n_workers=-1)["workers"]
+        if not present:
             raise BadInput(
                 f"the scheduler at {address} has no workers",
                 next_step=f"Start some: dask worker {address}",
             )
         _check_workers(client, workplace)
-        yield _on_dask_workers(workplace, client, workers or len(there))
+        yield _on_dask_workers(workplace, client, workers or len(present))
     finally:
         _close(client)
 
@@ -369,18 +382,19 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
-        what = "--slurm-workers requires dask-jobqueue"
         raise MachineLacks(
-            what, next_step=install_step("dask-jobqueue"), docs="missing-extra"
+            "--slurm-workers requires dask-jobqueue",
+            next_step=install_step("dask-jobqueue"),
+            docs="missing-extra",
         )
     if shutil.which("sbatch") is None:
         raise MachineLacks(
             "cannot submit jobs: sbatch not found",
             next_step="Run this on a login node of the cluster.",
         )
-    with contextlib.closing(
-        _slurm_cluster()(**job_settings(site, workplace.path / "jobs"))
-    ) as cluster:
+    slurm_cluster = _slurm_cluster()
+    settings = job_settings(site, workplace.path / "jobs")
+    with contextlib.closing(slurm_cluster(**settings)) as cluster:
         cluster.scale(jobs=jobs)
         with cluster_engine(workplace, cluster, jobs) as engine:
             yield engine
@@ -404,30 +418,28 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
     Each job has one worker process.
     """
     slurm = site.slurm
-    said = [
-        f"--{name}={value}"
-        for name in ("constraint", "exclude")
-        if (value := getattr(slurm, name))
-    ]
+    directives = []
+    if slurm.constraint:
+        directives.append(f"--constraint={slurm.constraint}")
+    if slurm.exclude:
+        directives.append(f"--exclude={slurm.exclude}")
     python = shlex.quote(site.python or sys.executable)
     # The worker's limit, and as much for its extraction process.
     memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
+    site_memory_mib = slurm.memory_mib_per_cpu * slurm.cpus_per_task
     return {
         "cores": 1,
         "processes": 1,
         "job_cpu": slurm.cpus_per_task,
         "memory": f"{memory_mib}MiB",
-        "job_mem": (
-            slurm.mem
-            or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M"
-        ),
+        "job_mem": slurm.mem or f"{max(memory_mib, site_memory_mib)}M",
         "account": slurm.account,
         "queue": slurm.partition,
         "walltime": slurm.time,
         "interface": site.network.interface,
         "python": f"{site.command_prefix} {python} -P".strip(),
         "job_script_prologue": list(site.prologue),
-        "job_extra_directives": said + slurm.extra,
+        "job_extra_directives": directives + slurm.extra,
         "log_directory": str(log_directory),
         "local_directory": site.node_local_path,
         "scheduler_options": {"dashboard_address": None},
@@ -435,9 +447,14 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:
+    """Check that all workers have this version and see the work directory.
+
+    Raises:
+        MachineLacks: If one has or does not.
+    """
     same_version = "Install the same version of encoder-autotune on every worker."
     try:
-        found: dict[str, tuple[str, bool]] = client.run(
+        workers: dict[str, tuple[str, bool]] = client.run(
             _describe_worker, workplace.path
         )
     except (ImportError, AttributeError) as error:
@@ -445,21 +462,22 @@ def _check_workers(client: Any, workplace: Workplace) -> None:
             f"a worker cannot import this package: {error}", next_step=same_version
         ) from error
     version = importlib.metadata.version("encoder-autotune")
-    for worker, (theirs, sees) in sorted(found.items()):
-        if theirs != version:
-            what = (
-                f"worker {worker} has encoder-autotune {theirs}, this process {version}"
-            )
-            raise MachineLacks(what, next_step=same_version)
-        if not sees:
-            what = f"worker {worker} does not see {workplace.path}"
+    for worker, (worker_version, sees_directory) in sorted(workers.items()):
+        if worker_version != version:
             raise MachineLacks(
-                what,
+                f"worker {worker} has encoder-autotune {worker_version}, this process"
+                f" {version}",
+                next_step=same_version,
+            )
+        if not sees_directory:
+            raise MachineLacks(
+                f"worker {worker} does not see {workplace.path}",
                 next_step="Choose an --out on a file system that all workers share.",
             )
 
 
 def _describe_worker(work_directory: Path) -> tuple[str, bool]:
+    """Return a worker's version, and whether it sees the work directory."""
     os.environ.update(_WORKER_ENVIRONMENT)
     return (
         importlib.metadata.version("encoder-autotune"),

@@ -53,14 +53,18 @@ from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError, MachineLacks
 
 REJECTS_FILE = "rejects"
+"""Name of a partition's list of rejects."""
 MAX_LISTED_REJECTS = 100_000
 """Rejects to list per slice; of further ones, only their number."""
 _REQUEST_FD = 0
+"""Descriptor of standard input."""
 _LEAST_BYTES_PER_S = 2**20
 """Slowest speed to read a slice at: its time limit is ``MAX_WALL_S`` plus the time for
 its bytes at this speed."""
 _STOP_S = 5.0
+"""Longest wait for the process to end, in seconds."""
 _TOGETHER_BYTES = 2**20
+"""Size of the slices that one child reads."""
 _TOGETHER = 128
 """Maximum number of slices per child; if one makes it fail, the others are read
 again."""
@@ -94,10 +98,13 @@ def extract_partition(
         MachineLacks: If the extraction process cannot start.
         OSError: If the directory cannot be written, as when the disk is full.
     """
-    files = raw_bytes = rejected = piece = 0
-    seen: set[bytes] = set()
+    files = 0
+    raw_bytes = 0
+    rejected = 0
+    piece = 0
+    distinct: set[bytes] = set()
     (directory / REJECTS_FILE).touch()
-    told = {
+    request = {
         "kind": partition.kind,
         "options": asdict(options),
         "directory": str(directory),
@@ -105,47 +112,58 @@ def extract_partition(
     }
     with contextlib.closing(_Process()) as process:
         for slices in _read_together(partition.slices):
-            for part, outcome in _read(process, told | {"piece": piece}, slices):
+            for part, outcome in _read(process, request | {"piece": piece}, slices):
                 if isinstance(outcome, Unread):
                     rejected += 1
                     continue
-                files += part.begin == 0
+                if part.begin == 0:
+                    files += 1
                 raw_bytes += part.end - part.begin
                 rejected += outcome.rejected
                 if most is not None:
-                    # The last digests of the pieces that the slice went to.
-                    pieces = [
-                        PiecePaths(directory=directory, number=n)
-                        for n in range(piece, outcome.piece + 1)
-                    ]
-                    digests = [
-                        record.tobytes()
-                        for paths in pieces
-                        for record in paths.read_index()["digest"]
-                    ]
-                    seen.update(digests[len(digests) - outcome.samples :])
+                    distinct |= _digests_of_slice(directory, piece, outcome)
                 piece = outcome.piece
-            if most is not None and len(seen) >= most:
+            if most is not None and len(distinct) >= most:
                 break
-    pieces = [
-        PiecePaths(directory=directory, number=number) for number in range(piece + 1)
-    ]
-    # None if no slice could be read.
-    pieces = [paths for paths in pieces if paths.file("index").exists()]
-    for paths in pieces:
-        paths.sort_digests()
     return {
-        "samples": [
-            paths.file("index").stat().st_size // INDEX.itemsize for paths in pieces
-        ],
-        "text_bytes": [paths.file("text").stat().st_size for paths in pieces],
+        **_sort_pieces(directory, piece),
         "files": files,
         "raw_bytes": raw_bytes,
         "rejected": rejected,
     }
 
 
+def _digests_of_slice(
+    directory: Path, first_piece: int, outcome: Extracted
+) -> set[bytes]:
+    """Return the digests of a slice: the last ones of the pieces that it went to."""
+    digests: list[bytes] = []
+    for number in range(first_piece, outcome.piece + 1):
+        paths = PiecePaths(directory=directory, number=number)
+        digests += [record.tobytes() for record in paths.read_index()["digest"]]
+    return set(digests[len(digests) - outcome.samples :])
+
+
+def _sort_pieces(directory: Path, last_piece: int) -> Receipt:
+    """Sort the digests of all pieces; return their samples and bytes of text.
+
+    There are no pieces if no slice could be read.
+    """
+    samples = []
+    text_bytes = []
+    for number in range(last_piece + 1):
+        paths = PiecePaths(directory=directory, number=number)
+        if not paths.file("index").exists():
+            continue
+        paths.sort_digests()
+        samples.append(paths.file("index").stat().st_size // INDEX.itemsize)
+        text_bytes.append(paths.file("text").stat().st_size)
+    return {"samples": samples, "text_bytes": text_bytes}
+
+
 class _Process:
+    """Process that reads slices in children; see the module's docstring."""
+
     def __init__(self) -> None:
         self._start()
 
@@ -166,28 +184,18 @@ class _Process:
             )
         except OSError as error:
             self._alive.close()
-            what = f"cannot start an extraction process: {error.strerror}"
             raise MachineLacks(
-                what, next_step="Use fewer --workers, or stop other programs."
+                f"cannot start an extraction process: {error.strerror}",
+                next_step="Use fewer --workers, or stop other programs.",
             ) from error
         finally:
             os.close(inherited_fd)
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
+        self._requests = self._process.stdin
+        self._replies = self._process.stdout
         if b"ready" not in self._replies.readline():
             self.close()
-            what = "did not start; see its message above"
-            next_step = (
-                "Reinstall this package, in its checkout: python -m pip install"
-                " --force-reinstall -e ."
-            )
-            if self._process.returncode < 0:
-                what = f"was killed by signal {-self._process.returncode} at start-up"
-                next_step = (
-                    "If memory is short, use fewer --workers. Run the same command"
-                    " again to resume."
-                )
-            raise MachineLacks(f"the extraction process {what}", next_step=next_step)
+            raise _start_error(self._process.returncode)
 
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
         """Send a request for ``extract_slices`` to the process.
@@ -208,11 +216,9 @@ class _Process:
         reply = json.loads(line)
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
-        return (
-            [outcome_of(one) for one in reply["outcomes"]]
-            if "outcomes" in reply
-            else Unread(**reply)
-        )
+        if "outcomes" in reply:
+            return [outcome_of(outcome) for outcome in reply["outcomes"]]
+        return Unread(**reply)
 
     def close(self) -> None:
         """End the process and its child; nothing is written after that."""
@@ -225,12 +231,31 @@ class _Process:
             self._process.kill()
             self._process.communicate()
         with self._alive:
-            gone, _, _ = select.select([self._alive], [], [], _STOP_S)
-        if not gone:
+            ended, _, _ = select.select([self._alive], [], [], _STOP_S)
+        if not ended:
             raise InternalError(
                 "a reader outlived its extraction process",
                 next_step="Run the same command again.",
             )
+
+
+def _start_error(returncode: int) -> MachineLacks:
+    """Return the error for a process that ended before it was ready."""
+    if returncode < 0:
+        return MachineLacks(
+            f"the extraction process was killed by signal {-returncode} at start-up",
+            next_step=(
+                "If memory is short, use fewer --workers. Run the same command again to"
+                " resume."
+            ),
+        )
+    return MachineLacks(
+        "the extraction process did not start; see its message above",
+        next_step=(
+            "Reinstall this package, in its checkout: python -m pip install"
+            " --force-reinstall -e ."
+        ),
+    )
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
@@ -238,14 +263,16 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 
     A fork takes as long as reading many small files.
     """
-    first = size_bytes = 0
+    first = 0
+    size_bytes = 0
     for number, part in enumerate(slices):
-        size_bytes += part.end - part.begin
-        if number > first and (
-            size_bytes > _TOGETHER_BYTES or number - first == _TOGETHER
-        ):
+        part_bytes = part.end - part.begin
+        size_bytes += part_bytes
+        is_full = size_bytes > _TOGETHER_BYTES or number - first == _TOGETHER
+        if number > first and is_full:
             yield slices[first:number]
-            first, size_bytes = number, part.end - part.begin
+            first = number
+            size_bytes = part_bytes
     yield slices[first:]
 
 
@@ -259,24 +286,26 @@ def _read(
     """
     directory = Path(request["directory"])
     before = file_sizes(directory)
-    told = {**request, "slices": [asdict(part) for part in slices]}
-    outcome = process.extract(told)
-    if isinstance(outcome, Unread):
+    request_together = {**request, "slices": [asdict(part) for part in slices]}
+    outcomes = process.extract(request_together)
+    if isinstance(outcomes, Unread):
         take_back(directory, before)
-        if outcome.killed:
-            outcome = process.extract(told)
-    if not isinstance(outcome, Unread):
-        return list(zip(slices, outcome, strict=False))
+        if outcomes.killed:
+            outcomes = process.extract(request_together)
+    if not isinstance(outcomes, Unread):
+        return list(zip(slices, outcomes, strict=False))
     take_back(directory, before)
     if len(slices) == 1:
-        note_unread(directory, slices[0], outcome)
-        return [(slices[0], outcome)]
-    read: list[tuple[Slice, Outcome]] = []
+        note_unread(directory, slices[0], outcomes)
+        return [(slices[0], outcomes)]
+    results: list[tuple[Slice, Outcome]] = []
     for part in slices:
-        read += _read(process, request, [part])
-        if isinstance(last := read[-1][1], Extracted):
-            request = {**request, "piece": last.piece}
-    return read
+        results += _read(process, request, [part])
+        _, last_outcome = results[-1]
+        if isinstance(last_outcome, Extracted):
+            # The next slice continues with the piece that this one ended in.
+            request = {**request, "piece": last_outcome.piece}
+    return results
 
 
 def main() -> None:
@@ -291,7 +320,7 @@ def main() -> None:
             wall_s=bounded.MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S
         )
         try:
-            outcome = bounded.run_bounded(
+            outcomes = bounded.run_bounded(
                 functools.partial(extract_slices, request),
                 limits,
                 cancel_fd=_REQUEST_FD,
@@ -301,11 +330,10 @@ def main() -> None:
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        _answer(
-            asdict(outcome)
-            if isinstance(outcome, Unread)
-            else {"outcomes": [asdict(one) for one in outcome]}
-        )
+        if isinstance(outcomes, Unread):
+            _answer(asdict(outcomes))
+        else:
+            _answer({"outcomes": [asdict(outcome) for outcome in outcomes]})
 
 
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
@@ -323,88 +351,94 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
         MemoryError: If memory is short.
         OSError: If the disk is full.
     """
-    directory, piece = Path(request["directory"]), request["piece"]
+    directory = Path(request["directory"])
+    piece = request["piece"]
     outcomes: list[Outcome] = []
-    seen: set[bytes] = set()
+    distinct: set[bytes] = set()
     for fields in request["slices"]:
+        part = Slice(**fields)
         before = file_sizes(directory)
         try:
-            done, new = _extract_slice(request, Slice(**fields), piece, seen)
+            extracted, new = _extract_slice(request, part, piece, distinct)
         # A hostile file can make a parser raise anything; only this slice is lost.
         except Exception as error:
-            if isinstance(error, MemoryError) or (
+            is_disk_full = (
                 isinstance(error, OSError) and error.errno in bounded.DISK_FULL
-            ):
+            )
+            if is_disk_full or isinstance(error, MemoryError):
                 raise
             take_back(directory, before)
-            refused = Unread(reason=reason_of(error))
-            note_unread(directory, Slice(**fields), refused)
-            outcomes.append(refused)
+            unread = Unread(reason=reason_of(error))
+            note_unread(directory, part, unread)
+            outcomes.append(unread)
             continue
-        outcomes.append(done)
-        piece = done.piece
-        seen |= new
-        if request["most"] is not None and len(seen) >= request["most"]:
+        outcomes.append(extracted)
+        piece = extracted.piece
+        distinct |= new
+        if request["most"] is not None and len(distinct) >= request["most"]:
             break
     return outcomes
 
 
-def note_unread(directory: Path, part: Slice, refused: Unread) -> None:
+def note_unread(directory: Path, part: Slice, unread: Unread) -> None:
     """Add an unread slice to the list of rejects."""
     where = ""
     with contextlib.suppress(OSError):  # removed since it was found
         if part.begin or part.end < Path(part.path).stat().st_size:
             where = f"bytes {part.begin} to {part.end}"
     with (directory / REJECTS_FILE).open("a") as rejects:
-        _list(rejects, Reject(path=part.path, where=where, reason=refused.reason))
+        _list(rejects, Reject(path=part.path, where=where, reason=unread.reason))
 
 
 def _extract_slice(
-    request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]
+    request: dict[str, Any], part: Slice, piece: int, distinct: set[bytes]
 ) -> tuple[Extracted, set[bytes]]:
     """Extract one slice.
 
     Returns:
-        The outcome, and the slice's digests that are not in ``seen`` if ``most`` is
+        The outcome, and the slice's digests that are not in ``distinct`` if ``most`` is
         set.
+
+    Raises:
+        UnusableFileError: If the slice is unusable. A hostile file may raise anything.
     """
-    source, directory, most = (
-        SOURCES[request["kind"]],
-        Path(request["directory"]),
-        request["most"],
-    )
+    source = SOURCES[request["kind"]]
+    directory = Path(request["directory"])
+    most = request["most"]
     new: set[bytes] = set()
-    samples = rejected = 0
+    samples = 0
+    rejected = 0
     with (
         contextlib.closing(PieceWriter(directory, piece)) as pieces,
         (directory / REJECTS_FILE).open("a") as rejects,
     ):
-        for found in source.samples(part, SourceOptions(**request["options"])):
-            if isinstance(found, Reject):
+        for sample in source.samples(part, SourceOptions(**request["options"])):
+            if isinstance(sample, Reject):
                 rejected += 1
                 if rejected <= MAX_LISTED_REJECTS:
-                    _list(rejects, found)
+                    _list(rejects, sample)
                 continue
-            content = found.encode()
-            name = digest(content)
-            pieces.add(content, name)
+            content = sample.encode()
+            sample_digest = digest(content)
+            pieces.add(content, sample_digest)
             samples += 1
-            if most is not None and name not in seen:
-                new.add(name)
-                if len(seen) + len(new) == most:
+            if most is not None and sample_digest not in distinct:
+                new.add(sample_digest)
+                if len(distinct) + len(new) == most:
                     break
         if rejected > MAX_LISTED_REJECTS:
-            more = (
+            reason = (
                 f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and"
                 f" {part.end} are not listed"
             )
-            _list(rejects, Reject(path=part.path, where="", reason=more))
+            _list(rejects, Reject(path=part.path, where="", reason=reason))
         if not samples and not rejected and source.kind == "elf":
             raise UnusableFileError("contains no function of two or more instructions")
         return Extracted(samples=samples, piece=pieces.number, rejected=rejected), new
 
 
 def _list(rejects: TextIO, reject: Reject) -> None:
+    """Add a reject to the list of rejects."""
     rejects.write(json.dumps(asdict(reject)) + "\n")
 
 
@@ -420,6 +454,7 @@ def _requests() -> Iterator[bytes]:
 
 
 def _answer(value: dict[str, object]) -> None:
+    """Write an answer as a line of standard output."""
     try:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()

@@ -23,11 +23,15 @@ import numpy.typing as npt
 from autotune.corpus.workplace import Receipt, Workplace
 from trainer.formats.files import write_atomically
 
-EXTRACT, DISTINCT = "extract-samples", "find-duplicates"
+# Stages of a preparation.
+EXTRACT = "extract-samples"
+DISTINCT = "find-duplicates"
+
 PIECE_TEXT_BYTES = 32 * 2**20
 PIECE_SAMPLES = 2**20
 """Limits of a piece: the first sample that reaches one of the two closes it."""
 _PREFIX_BITS = 12
+"""Bits at the beginning of a digest by which it belongs to a bucket."""
 MAX_BUCKETS = 1 << _PREFIX_BITS
 _BUCKET_SAMPLES = 2**21
 """Samples per bucket, about 150 MB while they are compared."""
@@ -37,6 +41,7 @@ INDEX = np.dtype([("bytes", "<u4"), ("digest", "u1", 16)])
 """Record of a sample: bytes of its UTF-8, and its 16-byte BLAKE2b hash, by which
 duplicates are found."""
 _SORTED = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4")])
+"""Record of a sorted digest: its two halves, and the number of its sample."""
 Index = npt.NDArray[np.void]
 Bools = npt.NDArray[np.bool_]
 
@@ -61,14 +66,14 @@ class PiecePaths:
         """Read the records of the index; shape (samples,)."""
         return np.fromfile(self.file("index"), dtype=INDEX)
 
-    def read_samples(self, kept: Bools) -> Iterator[str]:
-        """Yield the samples that are marked in ``kept``, shape (samples,), in order."""
+    def read_samples(self, selected: Bools) -> Iterator[str]:
+        """Yield the samples that a mask of shape (samples,) marks, in order."""
         lengths: npt.NDArray[Any] = self.read_index()["bytes"].astype(np.int64)
-        ends = np.cumsum(lengths)
+        begins = np.cumsum(lengths) - lengths
+        selected_begins = begins[selected].tolist()
+        selected_lengths = lengths[selected].tolist()
         with self.file("text").open("rb") as file:
-            for begin, length in zip(
-                (ends - lengths)[kept].tolist(), lengths[kept].tolist(), strict=True
-            ):
+            for begin, length in zip(selected_begins, selected_lengths, strict=True):
                 file.seek(begin)
                 yield file.read(length).decode()
 
@@ -77,18 +82,14 @@ class PiecePaths:
 
         The position at which each prefix begins is written as well.
         """
-        words = (
-            np.ascontiguousarray(self.read_index()["digest"])
-            .view(">u8")
-            .astype(np.uint64)
-        )
-        order = np.lexsort((words[:, 1], words[:, 0]))
-        records = np.empty(len(words), dtype=_SORTED)
-        records["high"], records["low"], records["number"] = (
-            words[order, 0],
-            words[order, 1],
-            order,
-        )
+        digests = np.ascontiguousarray(self.read_index()["digest"])
+        # Two big-endian halves, which compare as the digests do.
+        halves = digests.view(">u8").astype(np.uint64)
+        order = np.lexsort((halves[:, 1], halves[:, 0]))
+        records = np.empty(len(halves), dtype=_SORTED)
+        records["high"] = halves[order, 0]
+        records["low"] = halves[order, 1]
+        records["number"] = order
         self.file("sorted").write_bytes(records.tobytes())
         prefixes = records["high"] >> np.uint64(64 - _PREFIX_BITS)
         edges = np.searchsorted(prefixes, np.arange(MAX_BUCKETS + 1)).astype("<u4")
@@ -102,20 +103,19 @@ class PieceWriter:
     """
 
     def __init__(self, directory: Path, number: int) -> None:
-        self._directory, self.number = directory, number
+        self._directory = directory
+        self.number = number
         self._open()
 
-    def add(self, content: bytes, name: bytes) -> None:
+    def add(self, content: bytes, sample_digest: bytes) -> None:
         """Append one sample with its digest."""
-        if (
-            self._text.tell() >= PIECE_TEXT_BYTES
-            or self._index.tell() >= PIECE_SAMPLES * INDEX.itemsize
-        ):
+        samples = self._index.tell() // INDEX.itemsize
+        if self._text.tell() >= PIECE_TEXT_BYTES or samples >= PIECE_SAMPLES:
             self.close()
             self.number += 1
             self._open()
         self._text.write(content)
-        self._index.write(len(content).to_bytes(4, "little") + name)
+        self._index.write(len(content).to_bytes(4, "little") + sample_digest)
 
     def _open(self) -> None:
         paths = PiecePaths(directory=self._directory, number=self.number)
@@ -165,8 +165,10 @@ def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
     """Return the pieces of an extracted partition, in reading order."""
     sizes = zip(receipt["samples"], receipt["text_bytes"], strict=True)
     return [
-        Piece(partition=partition, number=n, samples=held, text_bytes=size)
-        for n, (held, size) in enumerate(sizes)
+        Piece(
+            partition=partition, number=number, samples=samples, text_bytes=text_bytes
+        )
+        for number, (samples, text_bytes) in enumerate(sizes)
     ]
 
 
@@ -197,9 +199,10 @@ class FirstDistinct:
     """
 
     def __init__(self, workplace: Workplace, most: int) -> None:
-        self._workplace, self._most = workplace, most
+        self._workplace = workplace
+        self._most = most
         self._waiting: dict[int, Receipt] = {}
-        self._seen: set[bytes] = set()
+        self._distinct: set[bytes] = set()
         self.pieces: list[Piece] = []
         """Pieces used so far; the last one ends at the last sample wanted."""
         self.partitions = 0
@@ -208,7 +211,7 @@ class FirstDistinct:
     @property
     def reached(self) -> bool:
         """True if there are enough samples."""
-        return len(self._seen) >= self._most
+        return len(self._distinct) >= self._most
 
     def add(self, partition: int, receipt: Receipt) -> None:
         """Record a finished partition, by its number in reading order."""
@@ -217,12 +220,17 @@ class FirstDistinct:
             for piece in pieces_of(self.partitions, self._waiting.pop(self.partitions)):
                 if self.reached:
                     break
-                taken, digests = 0, piece.paths(self._workplace).read_index()["digest"]
-                while taken < len(digests) and not self.reached:
-                    self._seen.add(digests[taken].tobytes())
-                    taken += 1
-                self.pieces.append(replace(piece, samples=taken))
+                self.pieces.append(self._used_part(piece))
             self.partitions += 1
+
+    def _used_part(self, piece: Piece) -> Piece:
+        """Count the samples of a piece; return it up to the last sample wanted."""
+        digests = piece.paths(self._workplace).read_index()["digest"]
+        used = 0
+        while used < len(digests) and not self.reached:
+            self._distinct.add(digests[used].tobytes())
+            used += 1
+        return replace(piece, samples=used)
 
 
 def buckets_for(samples: int) -> int:
@@ -245,34 +253,42 @@ def find_duplicates(
 
     Of equal samples, all but the first in reading order are duplicates.
     """
-    pieces, parts, step = read_pieces(workplace), list[Index](), MAX_BUCKETS // buckets
+    pieces = read_pieces(workplace)
+    # Prefixes of a bucket.
+    prefix_count = MAX_BUCKETS // buckets
+    records_by_piece: list[Index] = []
     for piece in pieces:
         paths = piece.paths(workplace)
-        prefixes = np.fromfile(paths.file("prefix"), dtype="<u4")
-        first, end = int(prefixes[bucket * step]), int(prefixes[(bucket + 1) * step])
-        part = _numbers(paths.file("sorted"), _SORTED, first, end - first)
-        parts.append(part[part["number"] < piece.samples])
-    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    records = np.concatenate([*parts, np.empty(0, dtype=_SORTED)])
-    order = np.lexsort((records["number"], owner, records["low"], records["high"]))
-    records, owner = records[order], owner[order]
-    again = np.zeros(len(records), dtype=bool)
-    again[1:] = (records["high"][1:] == records["high"][:-1]) & (
-        records["low"][1:] == records["low"][:-1]
-    )
-    dropped, owner = records["number"][again], owner[again]
-    by_piece = np.lexsort((dropped, owner))
-    edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
+        edges = np.fromfile(paths.file("prefix"), dtype="<u4")
+        first = int(edges[bucket * prefix_count])
+        end = int(edges[(bucket + 1) * prefix_count])
+        piece_records = _read_range(paths.file("sorted"), _SORTED, first, end)
+        records_by_piece.append(piece_records[piece_records["number"] < piece.samples])
+    records = np.concatenate([*records_by_piece, np.empty(0, dtype=_SORTED)])
+    counts = [len(piece_records) for piece_records in records_by_piece]
+    piece_of = np.repeat(np.arange(len(pieces)), counts)
+    # By digest, and equal samples in reading order.
+    order = np.lexsort((records["number"], piece_of, records["low"], records["high"]))
+    records = records[order]
+    piece_of = piece_of[order]
+    is_duplicate = np.zeros(len(records), dtype=bool)
+    same_high = records["high"][1:] == records["high"][:-1]
+    same_low = records["low"][1:] == records["low"][:-1]
+    is_duplicate[1:] = same_high & same_low
+    numbers = records["number"][is_duplicate]
+    piece_of = piece_of[is_duplicate]
+    by_piece = np.lexsort((numbers, piece_of))
+    piece_edges = np.searchsorted(piece_of[by_piece], np.arange(len(pieces) + 1))
     # Not numpy's writer, whose error hides a full disk.
-    (directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
-    (directory / "pieces").write_bytes(edges.tobytes())
-    return {"duplicates": len(dropped)}
+    (directory / "numbers").write_bytes(numbers[by_piece].astype("<u4").tobytes())
+    (directory / "pieces").write_bytes(piece_edges.astype("<u8").tobytes())
+    return {"duplicates": len(numbers)}
 
 
-def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:
-    return np.fromfile(
-        path, dtype=dtype, count=count, offset=first * np.dtype(dtype).itemsize
-    )
+def _read_range(path: Path, dtype: Any, first: int, end: int) -> npt.NDArray[Any]:
+    """Read records of a file, ``end`` excluded; shape (end - first,)."""
+    offset_bytes = first * np.dtype(dtype).itemsize
+    return np.fromfile(path, dtype=dtype, count=end - first, offset=offset_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,13 +310,15 @@ class Selection:
         piece = read_pieces(workplace)[number]
         paths = piece.paths(workplace)
         index = paths.read_index()
-        kept = np.arange(len(index)) < piece.samples
+        is_used = np.arange(len(index)) < piece.samples
         for bucket in range(self.buckets):
             directory = workplace.directory(DISTINCT, bucket)
-            first, end = _numbers(directory / "pieces", "<u8", number, 2).tolist()
-            kept[_numbers(directory / "numbers", "<u4", first, end - first)] = False
-        validation = drawn(index, self.validation_share, f"validation {self.seed}")
-        return paths, kept & ~validation, kept & validation
+            piece_edges = _read_range(directory / "pieces", "<u8", number, number + 2)
+            first, end = piece_edges.tolist()
+            duplicates = _read_range(directory / "numbers", "<u4", first, end)
+            is_used[duplicates] = False
+        is_held_out = drawn(index, self.validation_share, f"validation {self.seed}")
+        return paths, is_used & ~is_held_out, is_used & is_held_out
 
 
 def drawn(index: Index, share: float, purpose: str) -> Bools:
@@ -309,11 +327,10 @@ def drawn(index: Index, share: float, purpose: str) -> Bools:
     The draw is seeded by ``purpose`` and the samples' content.
     """
     key = hashlib.blake2b(purpose.encode(), digest_size=32).digest()
-    below = int(share * 2**64)
-    hashes = (
-        hashlib.blake2b(name.tobytes(), digest_size=8, key=key).digest()
-        for name in index["digest"]
+    limit = int(share * 2**64)
+    draws = (
+        hashlib.blake2b(sample_digest.tobytes(), digest_size=8, key=key).digest()
+        for sample_digest in index["digest"]
     )
-    return np.fromiter(
-        (int.from_bytes(word) < below for word in hashes), dtype=bool, count=len(index)
-    )
+    is_drawn = (int.from_bytes(draw) < limit for draw in draws)
+    return np.fromiter(is_drawn, dtype=bool, count=len(index))

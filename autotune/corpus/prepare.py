@@ -2,13 +2,16 @@
 
 Its stages find files, extract, find duplicates, learn a tokenizer, encode, assemble and
 publish. Every stage is a set of tasks whose results are files (see ``workplace``), so
-that any number of processes can run them and an interrupted run resumes.
+that any number of processes can run them and an interrupted run resumes. Begin with
+``prepare``; ``_Preparation.run`` has the stages in order.
 
 Partitions have a fixed order and of equal samples the first is kept, so the same files
 give the same bytes.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autotune.corpus import pieces as parts
-from autotune.corpus import tokenizer as learning
-from autotune.corpus import workplace as places
+from autotune.corpus import workplace as workplaces
 from autotune.corpus.encode import (
     ENCODE,
     SPLITS,
@@ -41,10 +42,35 @@ from autotune.corpus.engine import (
     open_engine,
 )
 from autotune.corpus.extract import REJECTS_FILE, extract_partition
+from autotune.corpus.pieces import (
+    DISTINCT,
+    EXTRACT,
+    FirstDistinct,
+    Piece,
+    Selection,
+    buckets_for,
+    find_duplicates,
+    pieces_of,
+    write_pieces,
+)
 from autotune.corpus.sources import SOURCES, Found, Input, find_input
 from autotune.corpus.sources.base import Reject, SourceOptions
-from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
+from autotune.corpus.tokenizer import (
+    COUNT,
+    LEARN,
+    MERGE,
+    SAMPLE,
+    DatasetTokenizer,
+    count_words,
+    learn_pairs,
+    learn_words,
+    load_tokenizer,
+    merge_words,
+    merges_for,
+    sample_texts,
+)
 from autotune.corpus.values import HISTOGRAM_EDGES
+from autotune.corpus.workplace import Receipt, StageMeter, Workplace
 from autotune.errors import BadInput
 from trainer.formats.canonical_json import canonical_json
 from trainer.formats.files import sync, write_atomically
@@ -67,10 +93,12 @@ Stages = Callable[[str], AbstractContextManager[Update]]
 """Function that opens the progress display of a stage, by its title."""
 
 _SHOWN_REJECTS = 5
+"""Number of inputs that were left out to return; the dataset lists all."""
 _BPE_TEXT_BYTES = 64 * 2**20
 """Size of the text to learn byte pairs from; more changes little and exceeds a worker's
 memory."""
-_COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
+_ENCODED_COUNTS = ("samples", "tokens", "unknown", "empty", "truncated", "split")
+"""Counts in the receipt of a piece that was encoded, for each split."""
 _FORMAT_VERSION = 2
 """Version to raise when the same request gives other bytes; results of older versions
 are not resumed."""
@@ -100,6 +128,17 @@ class Request:
     limit: LengthLimit
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A dataset that was prepared, and what was left out."""
+
+    manifest: Manifest
+    first_rejects: list[Reject]
+    """First inputs that were left out."""
+    other_files: int
+    """Number of files of other kinds."""
+
+
 def request_key(
     request: Request, files: Sequence[Found], tokenizer: bytes | None
 ) -> str:
@@ -107,25 +146,22 @@ def request_key(
 
     A run resumes only work of the same key.
     """
+    tokenizer_id = str(request.tokenizer)
+    if tokenizer:
+        tokenizer_id = hashlib.sha256(tokenizer).hexdigest()
     settings = asdict(request) | {
         "format": _FORMAT_VERSION,
-        "tokenizer": (
-            hashlib.sha256(tokenizer).hexdigest()
-            if tokenizer
-            else str(request.tokenizer)
-        ),
+        "tokenizer": tokenizer_id,
         "sources": [spec.partition(":")[0] for spec in request.sources],
     }
-    named = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for found in files:
-        for file in found.files:
-            named.update(
-                f"{file.path}\0{file.size_bytes}\0{file.modified_ns}\n".encode(
-                    errors="surrogateescape"
-                )
-            )
-        named.update(b"\n")
-    return named.hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for source_files in files:
+        for file in source_files.files:
+            line = f"{file.path}\0{file.size_bytes}\0{file.modified_ns}\n"
+            # Names of files may be no valid UTF-8.
+            key.update(line.encode(errors="surrogateescape"))
+        key.update(b"\n")
+    return key.hexdigest()[:16]
 
 
 def prepare(
@@ -137,7 +173,7 @@ def prepare(
     workers: Workers,
     strict: bool,
     overwrite: bool,
-) -> tuple[Manifest, list[Reject], int]:
+) -> Prepared:
     """Build the dataset and publish it as ``out``.
 
     An earlier run of the same request is resumed.
@@ -151,76 +187,86 @@ def prepare(
         strict: True to fail at the first input that cannot be used.
         overwrite: True to replace an existing dataset.
 
-    Returns:
-        The manifest, the first inputs that were left out, and the number of files of
-        other kinds.
-
     Raises:
         BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable
             was found, or the disk is full.
         MachineLacks: If a library that reads the source is not installed.
     """
-    given = (
-        load_tokenizer(request.tokenizer)
-        if isinstance(request.tokenizer, Path)
-        else None
-    )
+    tokenizer = None
+    if isinstance(request.tokenizer, Path):
+        tokenizer = load_tokenizer(request.tokenizer)
     with stages("find files") as update:
-        found = find_input(request.sources, request.options, update)
-    shown, out = out, out.resolve()
-    key = request_key(request, found.found, given.content if given else None)
-    unfinished, note = places.workplace_path(out, key), {"request": key}
-    with places.writing(out):
-        made = (out / PREPARED_NAME).is_file() and read_json(
-            out / PREPARED_NAME
-        ) == note
-        if made and (unfinished.exists() or not overwrite):
-            # Interrupted between its last two steps, or requested twice.
-            manifest = read_manifest(out)
+        source_input = find_input(request.sources, request.options, update)
+    final = out.resolve()
+    content = None if tokenizer is None else tokenizer.content
+    key = request_key(request, source_input.found, content)
+    unfinished = workplaces.workplace_path(final, key)
+    with workplaces.writing(final):
+        # With both, the last run was interrupted between its last two steps.
+        is_prepared = _is_prepared(final, key)
+        if is_prepared and (unfinished.exists() or not overwrite):
+            manifest = read_manifest(final)
             if strict and manifest.source.rejected:
-                raise _strict(
-                    read_rejects(out / REJECTS_NAME, 1)[0],
-                    manifest.source.rejected,
-                )
-            tell(f"{shown} already contains this dataset")
+                (first,) = read_rejects(final / REJECTS_NAME, 1)
+                raise _strict(first, manifest.source.rejected)
+            tell(f"{out} already contains this dataset")
             shutil.rmtree(unfinished, ignore_errors=True)
         else:
-            places.check_place(out, overwrite=overwrite)
-            for path, size_bytes in places.other_workplaces(out, key):
+            workplaces.check_place(final, overwrite=overwrite)
+            for path, size_bytes in workplaces.other_workplaces(final, key):
                 tell(
                     f"{path} is left from a preparation with other settings or files"
                     f" ({size_bytes / 2**20:.0f} MiB)"
                 )
-            with places.open_workplace(out, key) as workplace:
-                try:
-                    with open_engine(
-                        workplace, workers, len(found.partitions)
-                    ) as engine:
-                        manifest = _Preparation(
-                            request, found, workplace, engine, stages
-                        ).all(given, strict=strict)
-                except NothingUsableError:
-                    shutil.rmtree(workplace.path, ignore_errors=True)
-                    raise
-                write_atomically(
-                    workplace.dataset / PREPARED_NAME,
-                    json.dumps(note).encode() + b"\n",
-                )
+            with workplaces.open_workplace(final, key) as workplace:
+                tasks = len(source_input.partitions)
+                with (
+                    _removed_if_unusable(workplace),
+                    open_engine(workplace, workers, tasks) as engine,
+                ):
+                    preparation = _Preparation(
+                        request, source_input, workplace, engine, stages
+                    )
+                    manifest = preparation.run(tokenizer, strict=strict)
+                note = json.dumps(_preparation_note(key)).encode() + b"\n"
+                write_atomically(workplace.dataset / PREPARED_NAME, note)
                 # Checked again, as the directory may have changed meanwhile.
-                places.check_place(out, overwrite=overwrite)
-                places.publish(workplace.dataset, out)
+                workplaces.check_place(final, overwrite=overwrite)
+                workplaces.publish(workplace.dataset, final)
                 shutil.rmtree(unfinished, ignore_errors=True)
-    return (
-        manifest,
-        read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS),
-        sum(one.other_files for one in found.found),
+    return Prepared(
+        manifest=manifest,
+        first_rejects=read_rejects(final / REJECTS_NAME, _SHOWN_REJECTS),
+        other_files=sum(files.other_files for files in source_input.found),
     )
 
 
+def _preparation_note(key: str) -> dict[str, str]:
+    """Return the content of the file by which a dataset knows its request."""
+    return {"request": key}
+
+
+def _is_prepared(dataset: Path, key: str) -> bool:
+    """Return whether a directory has the dataset of a request."""
+    path = dataset / PREPARED_NAME
+    return path.is_file() and read_json(path) == _preparation_note(key)
+
+
+@contextlib.contextmanager
+def _removed_if_unusable(workplace: Workplace) -> Iterator[None]:
+    """Remove the work directory if the input yields nothing, so nothing can resume."""
+    try:
+        yield
+    except NothingUsableError:
+        shutil.rmtree(workplace.path, ignore_errors=True)
+        raise
+
+
 def _strict(reject: Reject, count: int) -> BadInput:
-    where = f"{reject.path}, {reject.where}" if reject.where else reject.path
+    """Return the error of ``--strict`` for the first of the rejected inputs."""
+    position = f"{reject.path}, {reject.where}" if reject.where else reject.path
     return BadInput(
-        f"{count} inputs are unusable, and --strict is set; the first, {where!r}:"
+        f"{count} inputs are unusable, and --strict is set; the first, {position!r}:"
         f" {reject.reason}",
         next_step=(
             "Correct or remove it, or omit --strict to skip and list unusable inputs;"
@@ -234,62 +280,50 @@ def read_rejects(path: Path, most: int) -> list[Reject]:
     if not path.is_file():
         return []
     with path.open() as file:
-        return [
-            Reject(**json.loads(line))
-            for line, _ in zip(file, range(most), strict=False)
-        ]
+        return [Reject(**json.loads(line)) for line in itertools.islice(file, most)]
 
 
 @dataclass(slots=True)
 class _Preparation:
+    """Stages of a preparation, in its work directory."""
+
     request: Request
     input: Input
-    workplace: places.Workplace
+    workplace: Workplace
     engine: Engine
     stages: Stages
-    pieces: list[parts.Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    """Pieces of text that are used, once they are extracted."""
 
-    def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
+    def run(self, tokenizer: DatasetTokenizer | None, *, strict: bool) -> Manifest:
         """Run all stages.
+
+        Args:
+            tokenizer: Tokenizer to use; None learns one.
+            strict: True to fail at the first input that cannot be used.
 
         Returns:
             The manifest of the dataset, whose files are then in the work directory.
         """
-        request, extracted = self.request, self._extract(strict=strict)
-        parts.write_pieces(self.workplace, self.pieces)
-        buckets, duplicates = 0, 0
-        if not request.keep_duplicates:
-            buckets = parts.buckets_for(sum(piece.samples for piece in self.pieces))
-            compared = [
-                {"bucket": bucket, "buckets": buckets} for bucket in range(buckets)
-            ]
-            duplicates = sum(
-                one["duplicates"]
-                for one in self._run(parts.DISTINCT, parts.find_duplicates, compared)
-            )
-        selection = parts.Selection(
+        extracted = self._extract(strict=strict)
+        write_pieces(self.workplace, self.pieces)
+        buckets = 0
+        duplicates = 0
+        if not self.request.keep_duplicates:
+            buckets = buckets_for(sum(piece.samples for piece in self.pieces))
+            duplicates = self._find_duplicates(buckets)
+        selection = Selection(
             buckets=buckets,
-            validation_share=request.validation_share,
-            seed=request.split_seed,
+            validation_share=self.request.validation_share,
+            seed=self.request.split_seed,
         )
-        tokenizer = given or self._learn(selection)
+        if tokenizer is None:
+            tokenizer = self._learn(selection)
         write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
         encoded = self._run_pieces(
-            ENCODE, encode_piece, selection=selection, limit=request.limit
+            ENCODE, encode_piece, selection=selection, limit=self.request.limit
         )
         splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
-        said = {
-            name: sum(one[split][name] for one in encoded for split in SPLITS)
-            for name in _COUNTED
-        }
-        if not said["tokens"]:
-            raise NothingUsableError(
-                "the tokenizer yields no token from this data",
-                next_step="Omit --tokenizer.",
-            )
-        text_bytes = 0
-        for receipt in extracted:
-            text_bytes += sum(receipt["text_bytes"])
         manifest = Manifest(
             schema_version=2,
             dtype=tokenizer.dtype,
@@ -299,173 +333,169 @@ class _Preparation:
             tokenizer_sha256=hashlib.sha256(tokenizer.content).hexdigest(),
             train=splits["train"],
             validation=splits["validation"],
-            source=SourceStatistics(
-                kinds=self.input.kinds,
-                files=sum(one["files"] for one in extracted),
-                rejected=sum(one["rejected"] for one in extracted)
-                + len(self.input.unreadable),
-                duplicate_samples=duplicates,
-                empty_samples=said["empty"],
-                truncated_samples=said["truncated"],
-                split_samples=said["split"],
-                raw_bytes=sum(one["raw_bytes"] for one in extracted),
-                text_bytes=text_bytes,
-                token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize,
-                unknown_tokens=said["unknown"],
-            ),
+            source=self._statistics(extracted, encoded, duplicates, tokenizer),
         )
-        with (self.workplace.dataset / REJECTS_NAME).open("w") as file:
-            file.writelines(
-                json.dumps(asdict(reject)) + "\n" for reject in self.input.unreadable
-            )
-            for number in range(len(extracted)):
-                with self._rejects_of(number).open() as rejects:
-                    shutil.copyfileobj(rejects, file)
-        sync(self.workplace.dataset / REJECTS_NAME)
+        self._write_rejects(len(extracted))
         write_atomically(self.workplace.dataset / TOKENIZER_NAME, tokenizer.content)
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
         write_atomically(self.workplace.dataset / MANIFEST_NAME, content)
         return manifest
 
-    def _extract(self, *, strict: bool) -> list[places.Receipt]:
-        """Extract partitions to pieces; return the receipts of those that are used."""
-        most, inputs = self.request.max_samples, self.input.partitions
-        if strict and self.input.unreadable:
-            raise _strict(self.input.unreadable[0], len(self.input.unreadable))
-        first = parts.FirstDistinct(self.workplace, most) if most else None
+    def _extract(self, *, strict: bool) -> list[Receipt]:
+        """Extract partitions to pieces; return the receipts of those that are used.
 
-        def on_done(task: Task, receipt: places.Receipt) -> None:
+        Raises:
+            BadInput: If there is no sample, or with ``strict``, an unusable input.
+        """
+        unreadable = self.input.unreadable
+        if strict and unreadable:
+            raise _strict(unreadable[0], len(unreadable))
+        max_samples = self.request.max_samples
+        first = FirstDistinct(self.workplace, max_samples) if max_samples else None
+
+        def on_done(task: Task, receipt: Receipt) -> None:
             if strict and receipt["rejected"]:
-                raise _strict(
-                    read_rejects(self._rejects_of(task.number), 1)[0],
-                    receipt["rejected"],
-                )
+                (reject,) = read_rejects(self._rejects_of(task.number), 1)
+                raise _strict(reject, receipt["rejected"])
             if first is not None:
                 first.add(task.number, receipt)
 
-        asked = [
-            {"partition": part, "options": self.request.options, "most": most}
-            for part in inputs
-        ]
-        sizes = [part.raw_bytes for part in inputs]
         receipts = self._run(
-            parts.EXTRACT,
+            EXTRACT,
             extract_partition,
-            asked,
-            sizes_bytes=sizes,
+            [
+                {
+                    "partition": partition,
+                    "options": self.request.options,
+                    "most": max_samples,
+                }
+                for partition in self.input.partitions
+            ],
+            sizes_bytes=[partition.raw_bytes for partition in self.input.partitions],
             on_done=on_done,
             first=first,
         )
         if first is None:
-            self.pieces = [
-                piece
-                for number, one in enumerate(receipts)
-                for piece in parts.pieces_of(number, one)
-            ]
+            self.pieces = []
+            for number, receipt in enumerate(receipts):
+                self.pieces += pieces_of(number, receipt)
         else:
-            receipts, self.pieces = receipts[: first.partitions], first.pieces
+            receipts = receipts[: first.partitions]
+            self.pieces = first.pieces
         if not any(piece.samples for piece in self.pieces):
-            listed = (
-                read_rejects(self._rejects_of(number), 1)
-                for number in range(len(inputs))
-            )
-            rejects = self.input.unreadable + [
-                reject for some in listed for reject in some
-            ]
-            files = sum(len(found.files) for found in self.input.found)
-            why = (
-                f"; the first, {rejects[0].path!r}: {rejects[0].reason}"
-                if rejects
-                else ""
-            )
-            next_step = (
-                "Pass a path with samples, such as"
-                f" {SOURCES[self.input.kinds[0]].example}"
-            )
-            if rejects and rejects[0].reason.startswith(("field ", "column ")):
-                next_step = "Name the field or column of text: --field NAME"
-            raise NothingUsableError(
-                f"no sample found in {files} files{why}", next_step=next_step
-            )
+            raise self._no_sample()
         return receipts
 
+    def _no_sample(self) -> NothingUsableError:
+        """Return the error for input without a sample, with the first reason."""
+        rejects = self.input.unreadable
+        for number in range(len(self.input.partitions)):
+            rejects += read_rejects(self._rejects_of(number), 1)
+        files = sum(len(found.files) for found in self.input.found)
+        message = f"no sample found in {files} files"
+        example = SOURCES[self.input.kinds[0]].example
+        next_step = f"Pass a path with samples, such as {example}"
+        if rejects:
+            reject = rejects[0]
+            message += f"; the first, {reject.path!r}: {reject.reason}"
+            if reject.reason.startswith(("field ", "column ")):
+                next_step = "Name the field or column of text: --field NAME"
+        return NothingUsableError(message, next_step=next_step)
+
     def _rejects_of(self, partition: int) -> Path:
-        return self.workplace.directory(parts.EXTRACT, partition) / REJECTS_FILE
+        return self.workplace.directory(EXTRACT, partition) / REJECTS_FILE
 
-    def _learn(self, selection: parts.Selection) -> DatasetTokenizer:
-        kind = self.request.tokenizer or (
-            "wordlevel" if self.input.kinds == ["elf"] else "bpe"
-        )
-        vocab_size, pieces = self.request.vocab_size, len(self.pieces)
+    def _write_rejects(self, partitions: int) -> None:
+        """Write the list of all inputs that were left out."""
+        path = self.workplace.dataset / REJECTS_NAME
+        with path.open("w") as file:
+            for reject in self.input.unreadable:
+                file.write(json.dumps(asdict(reject)) + "\n")
+            for number in range(partitions):
+                with self._rejects_of(number).open() as rejects:
+                    shutil.copyfileobj(rejects, file)
+        sync(path)
+
+    def _find_duplicates(self, buckets: int) -> int:
+        """Find duplicates in every bucket of digests; return their number."""
+        arguments = [
+            {"bucket": bucket, "buckets": buckets} for bucket in range(buckets)
+        ]
+        receipts = self._run(DISTINCT, find_duplicates, arguments)
+        return sum(receipt["duplicates"] for receipt in receipts)
+
+    def _learn(self, selection: Selection) -> DatasetTokenizer:
+        """Learn a tokenizer: words of programs, byte pairs of text by default."""
+        kind = self.request.tokenizer
+        if kind is None:
+            kind = "wordlevel" if self.input.kinds == ["elf"] else "bpe"
         if kind == "wordlevel":
-            counted = self._run_pieces(
-                learning.COUNT, learning.count_words, selection=selection
-            )
-            merges = learning.merges_for(
-                sum(one["entries"] for one in counted),
-                sum(one["bytes"] for one in counted),
-            )
-            shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
-            self._run(
-                learning.MERGE,
-                learning.merge_words,
-                [{"merge": merge, **shared} for merge in range(merges)],
-            )
-            (learned,) = self._run(
-                learning.LEARN,
-                learning.learn_words,
-                [{"merges": merges, "vocab_size": vocab_size}],
-            )
+            learned = self._learn_words(selection)
         else:
-            share = min(
-                1.0,
-                _BPE_TEXT_BYTES
-                / max(1, sum(piece.text_bytes for piece in self.pieces)),
-            )
-            self._run_pieces(
-                learning.SAMPLE, learning.sample_texts, selection=selection, share=share
-            )
-            (learned,) = self._run(
-                learning.LEARN,
-                learning.learn_pairs,
-                [{"pieces": pieces, "vocab_size": vocab_size}],
-            )
-        return load_tokenizer(
-            self.workplace.directory(learning.LEARN, 0) / TOKENIZER_NAME,
-            used=learned["used"],
-        )
+            learned = self._learn_pairs(selection)
+        path = self.workplace.directory(LEARN, 0) / TOKENIZER_NAME
+        return load_tokenizer(path, used=learned["used"])
 
-    def _assemble(
-        self, split: str, encoded: list[places.Receipt], tokenizer: DatasetTokenizer
-    ) -> Split:
-        sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
+    def _learn_words(self, selection: Selection) -> Receipt:
+        vocab_size = self.request.vocab_size
+        counted = self._run_pieces(COUNT, count_words, selection=selection)
+        merges = merges_for(
+            sum(receipt["entries"] for receipt in counted),
+            sum(receipt["bytes"] for receipt in counted),
+        )
         arguments = [
             {
-                "split": split,
-                "shard": number,
-                "pieces": edges,
-                "samples": sum(samples for samples, _ in sizes[slice(*edges)]),
-                "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]),
-                "dtype": tokenizer.dtype,
+                "merge": merge,
+                "merges": merges,
+                "pieces": len(self.pieces),
+                "most": vocab_size,
             }
-            for number, edges in enumerate(shard_edges(sizes))
+            for merge in range(merges)
         ]
-        stage = f"assemble-{split}"
-        shards = [
-            Shard(**one)
-            for one in (
-                self._run(stage, assemble_shard, arguments) if arguments else []
+        self._run(MERGE, merge_words, arguments)
+        (learned,) = self._run(
+            LEARN, learn_words, [{"merges": merges, "vocab_size": vocab_size}]
+        )
+        return learned
+
+    def _learn_pairs(self, selection: Selection) -> Receipt:
+        text_bytes = sum(piece.text_bytes for piece in self.pieces)
+        share = min(1.0, _BPE_TEXT_BYTES / max(1, text_bytes))
+        self._run_pieces(SAMPLE, sample_texts, selection=selection, share=share)
+        arguments = {
+            "pieces": len(self.pieces),
+            "vocab_size": self.request.vocab_size,
+        }
+        (learned,) = self._run(LEARN, learn_pairs, [arguments])
+        return learned
+
+    def _assemble(
+        self, split: str, encoded: Sequence[Receipt], tokenizer: DatasetTokenizer
+    ) -> Split:
+        """Join the encoded pieces of a split to shards."""
+        sizes = [
+            (receipt[split]["samples"], receipt[split]["tokens"]) for receipt in encoded
+        ]
+        arguments = []
+        for number, (first, end) in enumerate(shard_edges(sizes)):
+            arguments.append(
+                {
+                    "split": split,
+                    "shard": number,
+                    "pieces": (first, end),
+                    "samples": sum(samples for samples, _ in sizes[first:end]),
+                    "tokens": sum(tokens for _, tokens in sizes[first:end]),
+                    "dtype": tokenizer.dtype,
+                }
             )
-        ]
+        stage = f"assemble-{split}"
+        receipts = self._run(stage, assemble_shard, arguments) if arguments else []
+        shards = [Shard(**receipt) for receipt in receipts]
         self.workplace.dataset.mkdir(exist_ok=True)
         for number, shard in enumerate(shards):
             gather(self.workplace, self.workplace.directory(stage, number), shard)
-        counts = [
-            sum(bin_counts)
-            for bin_counts in zip(
-                *(one[split]["histogram"] for one in encoded), strict=True
-            )
-        ]
+        histograms = [receipt[split]["histogram"] for receipt in encoded]
+        counts = [sum(bin_counts) for bin_counts in zip(*histograms, strict=True)]
         return Split(
             shards=shards,
             length_histogram=LengthHistogram(
@@ -473,12 +503,50 @@ class _Preparation:
             ),
         )
 
-    def _run_pieces(
-        self, stage: str, work: Work, **arguments: object
-    ) -> list[places.Receipt]:
-        each = [{"number": number, **arguments} for number in range(len(self.pieces))]
+    def _statistics(
+        self,
+        extracted: Sequence[Receipt],
+        encoded: Sequence[Receipt],
+        duplicates: int,
+        tokenizer: DatasetTokenizer,
+    ) -> SourceStatistics:
+        """Return the statistics of the raw data.
+
+        Raises:
+            NothingUsableError: If there is no token.
+        """
+        counts = dict.fromkeys(_ENCODED_COUNTS, 0)
+        for receipt in encoded:
+            for split in SPLITS:
+                for name in _ENCODED_COUNTS:
+                    counts[name] += receipt[split][name]
+        if not counts["tokens"]:
+            raise NothingUsableError(
+                "the tokenizer yields no token from this data",
+                next_step="Omit --tokenizer.",
+            )
+        rejected = sum(receipt["rejected"] for receipt in extracted)
+        return SourceStatistics(
+            kinds=self.input.kinds,
+            files=sum(receipt["files"] for receipt in extracted),
+            rejected=rejected + len(self.input.unreadable),
+            duplicate_samples=duplicates,
+            empty_samples=counts["empty"],
+            truncated_samples=counts["truncated"],
+            split_samples=counts["split"],
+            raw_bytes=sum(receipt["raw_bytes"] for receipt in extracted),
+            text_bytes=sum(sum(receipt["text_bytes"]) for receipt in extracted),
+            token_bytes=counts["tokens"] * np.dtype(tokenizer.dtype).itemsize,
+            unknown_tokens=counts["unknown"],
+        )
+
+    def _run_pieces(self, stage: str, work: Work, **arguments: object) -> list[Receipt]:
+        """Run a task for each piece, with the same further arguments."""
         return self._run(
-            stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces]
+            stage,
+            work,
+            [{"number": number, **arguments} for number in range(len(self.pieces))],
+            sizes_bytes=[piece.text_bytes for piece in self.pieces],
         )
 
     def _run(
@@ -489,8 +557,8 @@ class _Preparation:
         *,
         sizes_bytes: Sequence[int] | None = None,
         on_done: OnDone = lambda task, receipt: None,
-        first: parts.FirstDistinct | None = None,
-    ) -> list[places.Receipt]:
+        first: FirstDistinct | None = None,
+    ) -> list[Receipt]:
         """Run the unfinished tasks of a stage, one for each set of arguments.
 
         Without ``first``, the largest tasks start first, so that the others need not
@@ -502,20 +570,15 @@ class _Preparation:
             the first tasks are guaranteed.
         """
         sizes = sizes_bytes or [1] * len(arguments)
-        order = sorted(
-            range(len(arguments)),
-            key=lambda number: -sizes[number] if first is None else number,
-        )
-        receipts: dict[int, places.Receipt] = {}
+        order = list(range(len(arguments)))
+        if first is None:
+            order.sort(key=lambda number: -sizes[number])
+        receipts: dict[int, Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
         with self.stages(stage.replace("-", " ")) as update:
-            meter = places.StageMeter(
-                update, sum(sizes), in_bytes=sizes_bytes is not None
-            )
+            meter = StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
 
-            def note(
-                task: Task, receipt: places.Receipt, *, fresh: bool = True
-            ) -> None:
+            def record(task: Task, receipt: Receipt, *, fresh: bool = True) -> None:
                 receipts[task.number] = receipt
                 meter.add(sizes[task.number], fresh=fresh)
                 on_done(task, receipt)
@@ -534,9 +597,9 @@ class _Preparation:
                     if receipt is None:
                         yield task
                     else:
-                        note(task, receipt, fresh=False)
+                        record(task, receipt, fresh=False)
 
             # With a bound, tasks started beyond it are wasted.
-            self.engine(unfinished(), note, AHEAD if first is None else 1)
+            self.engine(unfinished(), record, AHEAD if first is None else 1)
             meter.finish()
         return [receipts[number] for number in sorted(receipts)]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from trainer.formats.manifest import Manifest, SourceStatistics
 
 BAR_WIDTH = 40
+"""Characters of the longest bar."""
 SHOWN_PERCENTILES = (10, 50, 75, 90, 99)
 _HELD_OUT_SAMPLES = 20
 """Validation samples that a suggested share holds out on average; by chance there are
@@ -77,17 +78,17 @@ def preparation_warnings(manifest: "Manifest", validation_share: float) -> list[
     return warnings
 
 
-def dataset_text(found: Inspected) -> str:
+def dataset_text(inspected: Inspected) -> str:
     """Render counts, lengths, and the effect of sequence lengths on the samples."""
-    lengths = "  ".join(
-        f"p{name} {format_count(value)}" for name, value in found.percentiles.items()
+    percentiles = "  ".join(
+        f"p{percentile} {format_count(tokens)}"
+        for percentile, tokens in inspected.percentiles.items()
     )
-    every = dataset_facts(
-        found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}"
-    )
-    rows = table_of(
+    longest = f"longest {format_count(inspected.longest_tokens)}"
+    facts = dataset_facts(inspected.manifest, f"{percentiles}  {longest}")
+    table = table_of(
         "",
-        found.rows,
+        inspected.rows,
         ("seq length", "l", lambda row: format_count(row.seq_length_tokens)),
         ("padding", "l", lambda row: format_share(row.padded_waste)),
         ("samples cut", "l", lambda row: format_share(row.cut_samples)),
@@ -99,21 +100,23 @@ def dataset_text(found: Inspected) -> str:
         ),
         ("packing gain", "l", lambda row: f"{row.packing_gain:.2f} x"),
     )
-    text = facts_text(every, "tokens per sample of the training split", found.manifest)
-    sampled = (
-        f"measured on {format_count(found.sampled)} random samples; special tokens"
+    title = "tokens per sample of the training split"
+    text = facts_text(facts, title, inspected.manifest)
+    note = (
+        f"measured on {format_count(inspected.sampled)} random samples; special tokens"
         " included"
     )
-    return f"{text}\n\n{console_text((rows,))}\n{sampled}"
+    return f"{text}\n\n{console_text((table,))}\n{note}"
 
 
-def facts_text(told: Mapping[str, str | None], title: str, manifest: "Manifest") -> str:
+def facts_text(
+    facts: Mapping[str, str | None], title: str, manifest: "Manifest"
+) -> str:
     """Render facts, and below a title the sample lengths of the training split."""
     histogram = manifest.train.length_histogram
-    drawn = length_histogram(histogram.edges, histogram.counts)
-    return "\n".join(
-        [console_text((facts_table("", list(told.items())),)), "", title, drawn]
-    )
+    bars = length_histogram(histogram.edges, histogram.counts)
+    table = console_text((facts_table("", list(facts.items())),))
+    return "\n".join([table, "", title, bars])
 
 
 def uncompressed_bytes(source: "SourceStatistics") -> int:
@@ -156,7 +159,9 @@ def facts_of(manifest: "Manifest") -> dict[str, str]:
 
 def dataset_facts(manifest: "Manifest", lengths: str | None) -> dict[str, str | None]:
     """Return the facts of a dataset; lengths are None if they are not known."""
-    source, train, validation = manifest.source, manifest.train, manifest.validation
+    source = manifest.source
+    train = manifest.train
+    validation = manifest.validation
     return {
         "dataset": manifest.dataset_hash[:16],
         "train": (
@@ -186,15 +191,19 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     if total == 0:
         return ""
     rows = [
-        (bin_label(first, end), held) for first, end, held in doublings(edges, counts)
+        (bin_label(first, end), samples)
+        for first, end, samples in doublings(edges, counts)
     ]
-    tallest, width = max(held for _, held in rows), max(len(label) for label, _ in rows)
+    most_samples = max(samples for _, samples in rows)
+    label_width = max(len(label) for label, _ in rows)
     lines = []
-    for label, held in rows:
-        bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
+    for label, samples in rows:
+        # Every bin with samples has a bar.
+        least = 1 if samples else 0
+        bar = "#" * max(round(BAR_WIDTH * samples / most_samples), least)
         lines.append(
-            f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9} "
-            f" {format_share(held / total):>7}"
+            f"{label:>{label_width}}  {bar:<{BAR_WIDTH}}  {format_count(samples):>9} "
+            f" {format_share(samples / total):>7}"
         )
     return "\n".join(lines)
 
@@ -207,22 +216,19 @@ def doublings(
     Empty ones at either end are left out.
     """
     bins = zip(edges, [*edges[1:], None], counts, strict=True)
-    groups = [
-        list(group)
-        for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length())
-    ]
-    rows = [
-        (group[0][0], group[-1][1], sum(count for _, _, count in group))
-        for group in groups
-    ]
-    filled = [index for index, (_, _, count) in enumerate(rows) if count]
+    rows: list[tuple[int, int | None, int]] = []
+    # Lengths of one doubling have the same number of bits.
+    for _, group in itertools.groupby(bins, key=lambda row: row[0].bit_length()):
+        joined = list(group)
+        first = joined[0][0]
+        end = joined[-1][1]
+        rows.append((first, end, sum(samples for _, _, samples in joined)))
+    filled = [index for index, (_, _, samples) in enumerate(rows) if samples]
     return rows[filled[0] : filled[-1] + 1]
 
 
 def bin_label(first: int, end: int | None) -> str:
     """Return the lengths of a bin in words, without ``end``; None for no end."""
-    return (
-        f"{format_count(first)} or more"
-        if end is None
-        else f"{format_count(first)} to {format_count(end - 1)}"
-    )
+    if end is None:
+        return f"{format_count(first)} or more"
+    return f"{format_count(first)} to {format_count(end - 1)}"

@@ -1,10 +1,14 @@
-"""The tokenizer of a dataset.
+"""The tokenizer of a dataset: yours, or one that is learned from the data.
 
-It is given and checked, or trained in bounded memory on all words or sampled texts.
+``load_tokenizer`` checks yours. Words are counted and merged over all pieces
+(``count_words``, ``merge_words``, ``learn_words``); byte pairs are learned from a
+sample of the texts (``sample_texts``, ``learn_pairs``). Both take bounded memory.
 """
 
 import heapq
 import json
+import math
+import os
 import re
 import zlib
 from collections import Counter
@@ -12,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +42,7 @@ _STRETCH_CHARACTERS = 2**20
 """Longest part of a text that is encoded at once, as the library takes about 250 bytes
 per character without whitespace (measured). Each cut may cost a token."""
 _NEAR_CHARACTERS = 2**12
+"""Distance from the end of such a part at which whitespace is looked for."""
 _LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
 """Vocabulary sizes are multiples of this, for efficient matmuls of the embedding table
@@ -49,12 +54,15 @@ _USUAL_NAMES = {
     "sep": ("[SEP]", "<sep>", "</s>", "<eos>", "<|sep|>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
-COUNT, MERGE, SAMPLE, LEARN = (
-    "count-words",
-    "merge-words",
-    "sample-texts",
-    "learn-tokenizer",
-)
+"""Names of a special token by its role."""
+_MAX_ID = 2**31
+"""Largest id that a manifest can hold."""
+
+# Stages of a preparation.
+COUNT = "count-words"
+MERGE = "merge-words"
+SAMPLE = "sample-texts"
+LEARN = "learn-tokenizer"
 
 _SHELVES = 256
 """Number of hash buckets in which words are written, so that a merge can read only some
@@ -63,10 +71,16 @@ _WORDS_IN_MEMORY = 2**20
 """Number of counters, about 150 MB, after which they are written to disk and counting
 starts again."""
 _MERGE_BYTES = 2**29
+"""Memory of a merge."""
+_BYTES_PER_WORD = 128
+"""Memory of a counted word beyond its own bytes."""
+_SAMPLED_CHARACTERS = 4096
+"""Characters of a sampled text, as a single long text must not dominate."""
 _LONGEST_WORD = 256
 """Characters of the longest word to learn; longer ones occur once and would take
 gigabytes."""
 _TEXTS_AT_ONCE = 2**16
+"""Number of texts whose order is drawn at once."""
 _DISTINCT_BYTES = 5 * 2**20
 """Bytes of distinct words to learn byte pairs from, which takes about 100 times the
 memory (measured: 88 to 137)."""
@@ -104,40 +118,45 @@ class DatasetTokenizer:
         reserved = np.array(
             sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32
         )
-        for ids in (
-            self._whole_words(texts)
-            if self.words is not None
-            else self._by_library(texts)
-        ):
+        by_words = self.words is not None
+        encode = self._encode_words if by_words else self._encode_by_library
+        for ids in encode(texts):
+            # Only low ids can be reserved: most texts need no closer look.
             if len(ids) and ids.min() <= reserved[-1]:
                 ids[np.isin(ids, reserved)] = unknown
             yield ids
 
-    def _by_library(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        if max(map(len, texts), default=0) > _STRETCH_CHARACTERS:
-            for text in texts:
-                yield np.concatenate(
-                    [part for one in _stretches(text) for part in self._encoded([one])]
-                )
-        else:
-            yield from self._encoded(texts)
+    def _encode_by_library(
+        self, texts: Sequence[str]
+    ) -> Iterator[npt.NDArray[np.uint32]]:
+        """Yield the ids of each text; long texts are encoded in parts."""
+        longest = max(map(len, texts), default=0)
+        if longest <= _STRETCH_CHARACTERS:
+            yield from self._encode_batch(texts)
+            return
+        for text in texts:
+            parts: list[npt.NDArray[np.uint32]] = []
+            # One at a time, as each may take much memory.
+            for stretch in _stretches(text):
+                parts += self._encode_batch([stretch])
+            yield np.concatenate(parts)
 
-    def _encoded(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
+    def _encode_batch(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False):
             yield np.array(encoding.ids, dtype=np.uint32)
 
-    def _whole_words(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
+    def _encode_words(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """Yield the same ids as the library for whole words, five times as fast."""
         assert self.words is not None
-        number = self.words.get
+        # Looked up once, as this is the innermost loop.
+        id_of = self.words.get
         unknown = self.special_ids.unk
         for text in texts:
             if any(separator in text for separator in _SEPARATORS_OF_PYTHON_ONLY):
-                yield from self._by_library([text])
+                yield from self._encode_by_library([text])
             else:
-                yield np.array(
-                    [number(word, unknown) for word in text.split()], dtype=np.uint32
-                )
+                ids = [id_of(word, unknown) for word in text.split()]
+                yield np.array(ids, dtype=np.uint32)
 
 
 def _stretches(text: str) -> Iterator[str]:
@@ -148,8 +167,9 @@ def _stretches(text: str) -> Iterator[str]:
     begin = 0
     while len(text) - begin > _STRETCH_CHARACTERS:
         end = begin + _STRETCH_CHARACTERS
-        near = _LAST_WHITESPACE.search(text, end - _NEAR_CHARACTERS, end)
-        end = near.start() if near else end
+        whitespace = _LAST_WHITESPACE.search(text, end - _NEAR_CHARACTERS, end)
+        if whitespace is not None:
+            end = whitespace.start()
         yield text[begin:end]
         begin = end
     yield text[begin:]
@@ -162,22 +182,17 @@ def learn_word_level(
 
     ``vocab_size``, a multiple of 64, includes special tokens.
     """
-    kept = [
-        *SPECIAL_TOKENS,
-        *(word for word, _ in counts if word not in SPECIAL_TOKENS),
-    ][:vocab_size]
-    tokenizer = Tokenizer(
-        WordLevel(
-            {word: index for index, word in enumerate(_filled(kept))}, unk_token="[UNK]"
-        )
-    )
+    words = [word for word, _ in counts if word not in SPECIAL_TOKENS]
+    used = [*SPECIAL_TOKENS, *words][:vocab_size]
+    vocabulary = {word: number for number, word in enumerate(_padded(used))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return _describe(
         tokenizer,
         tokenizer.to_str(pretty=True).encode(),
         where="the learned tokenizer",
-        used=len(kept),
+        used=len(used),
     )
 
 
@@ -197,25 +212,34 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer=trainer)
     used = tokenizer.get_vocab_size()
-    plain = json.loads(tokenizer.to_str())
-    vocabulary = plain["model"]["vocab"]
-    for word in _filled([""] * used)[used:]:
+    # The library can pad no vocabulary, but its JSON can.
+    settings = json.loads(tokenizer.to_str())
+    vocabulary = settings["model"]["vocab"]
+    for word in _unused_words(used):
         vocabulary[word] = len(vocabulary)
-    filled = Tokenizer.from_str(json.dumps(plain))
+    padded = Tokenizer.from_str(json.dumps(settings))
     return _describe(
-        filled,
-        filled.to_str(pretty=True).encode(),
+        padded,
+        padded.to_str(pretty=True).encode(),
         where="the learned tokenizer",
         used=used,
     )
 
 
-def _filled(words: list[str]) -> list[str]:
+def padded_vocab_size(size: int) -> int:
+    """Return the next vocabulary size that is a multiple of 64."""
+    return math.ceil(size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _unused_words(size: int) -> list[str]:
+    """Return the words that pad a vocabulary of this size."""
+    missing = padded_vocab_size(size) - size
+    return [f"[unused{number}]" for number in range(missing)]
+
+
+def _padded(words: list[str]) -> list[str]:
     """Pad the list of words to a multiple of 64."""
-    return [
-        *words,
-        *(f"[unused{number}]" for number in range(-len(words) % VOCAB_MULTIPLE)),
-    ]
+    return [*words, *_unused_words(len(words))]
 
 
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
@@ -256,40 +280,65 @@ def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
 def _describe(
     tokenizer: Tokenizer, content: bytes, *, where: str, used: int | None = None
 ) -> DatasetTokenizer:
-    ids: dict[str, int] = {}
-    for role, names in _USUAL_NAMES.items():
-        found = next(
-            (known for known in map(tokenizer.token_to_id, names) if known is not None),
-            None,
-        )
-        if found is None:
-            raise BadInput(
-                f"{where} has no {role} token (looked for {', '.join(names)})",
-                next_step=(
-                    "Add that token to the tokenizer, or omit --tokenizer to train one"
-                    " on the data."
-                ),
-            )
-        ids[role] = found
+    """Return a tokenizer with its properties.
+
+    Args:
+        tokenizer: The tokenizer.
+        content: Its ``tokenizer.json``.
+        where: Its name in messages.
+        used: Number of ids that can occur; None for all.
+
+    Raises:
+        BadInput: If it lacks a special token, or an id is too large.
+    """
+    special_ids = {
+        role: _special_id(tokenizer, role, names, where)
+        for role, names in _USUAL_NAMES.items()
+    }
     # Not the number of words, as ids may have gaps.
-    ids_in_all = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    if ids_in_all > 2**31:  # the limit of a manifest
+    id_count = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if id_count > _MAX_ID:
         raise BadInput(
-            f"{where}: id {ids_in_all - 1} exceeds 2**31",
+            f"{where}: id {id_count - 1} exceeds 2**31",
             next_step="Number its words without gaps.",
         )
-    parts = json.loads(content)
-    model, splitter = parts.get("model") or {}, parts.get("pre_tokenizer") or {}
-    kinds = (model.get("type"), splitter.get("type"))
-    looks_up = kinds == ("WordLevel", "WhitespaceSplit") and not parts.get("normalizer")
     return DatasetTokenizer(
         content=content,
-        vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-        used_vocab_size=ids_in_all if used is None else used,
-        special_ids=SpecialIds(**ids),
+        vocab_size=padded_vocab_size(id_count),
+        used_vocab_size=id_count if used is None else used,
+        special_ids=SpecialIds(**special_ids),
         encoder=tokenizer,
-        words=model["vocab"] if looks_up else None,
+        words=_whole_words(json.loads(content)),
     )
+
+
+def _special_id(
+    tokenizer: Tokenizer, role: str, names: Sequence[str], where: str
+) -> int:
+    """Return the id of the special token with this role."""
+    for name in names:
+        token_id: int | None = tokenizer.token_to_id(name)
+        if token_id is not None:
+            return token_id
+    raise BadInput(
+        f"{where} has no {role} token (looked for {', '.join(names)})",
+        next_step=(
+            "Add that token to the tokenizer, or omit --tokenizer to train one on the"
+            " data."
+        ),
+    )
+
+
+def _whole_words(settings: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """Return ``DatasetTokenizer.words`` of a ``tokenizer.json``."""
+    model = settings.get("model") or {}
+    pre_tokenizer = settings.get("pre_tokenizer") or {}
+    if model.get("type") != "WordLevel" or settings.get("normalizer"):
+        return None
+    if pre_tokenizer.get("type") != "WhitespaceSplit":
+        return None
+    words: Mapping[str, int] = model["vocab"]
+    return words
 
 
 def count_words(
@@ -297,15 +346,20 @@ def count_words(
 ) -> Receipt:
     """Count the words of one piece's training samples."""
     counts: Counter[str] = Counter()
-    entries: list[int] = []
+    entries = 0
+    runs = 0
     paths, train, _ = selection.of(workplace, number)
     for text in paths.read_samples(train):
         counts.update(text.split())
         if len(counts) >= _WORDS_IN_MEMORY:
-            _put_down(counts, directory / f"run-{len(entries):03d}", entries)
-    _put_down(counts, directory / f"run-{len(entries):03d}", entries)
+            _write_counts(counts, directory / f"run-{runs:03d}")
+            entries += len(counts)
+            runs += 1
+            counts.clear()
+    _write_counts(counts, directory / f"run-{runs:03d}")
+    entries += len(counts)
     return {
-        "entries": sum(entries),
+        "entries": entries,
         "bytes": sum(path.stat().st_size for path in directory.iterdir()),
     }
 
@@ -315,8 +369,8 @@ def merges_for(entries: int, size_bytes: int) -> int:
 
     It is a power of two. ``entries`` counts words per file.
     """
-    # A counted word takes 128 bytes beyond its own.
-    return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
+    memory_bytes = entries * _BYTES_PER_WORD + size_bytes
+    return min(_SHELVES, power_of_two(memory_bytes / _MERGE_BYTES))
 
 
 def merge_words(
@@ -332,20 +386,14 @@ def merge_words(
 
     Only the ``most`` frequent words are kept.
     """
-    shelves = range(merge * _SHELVES // merges, (merge + 1) * _SHELVES // merges)
+    first_shelf = merge * _SHELVES // merges
+    end_shelf = (merge + 1) * _SHELVES // merges
     counts: Counter[str] = Counter()
     for number in range(pieces):
         for run in sorted(workplace.directory(COUNT, number).glob("run-*")):
-            with run.open("rb") as file:
-                edges = np.frombuffer(
-                    file.read(8 * (_SHELVES + 1)), dtype="<u8"
-                ).tolist()
-                file.seek(edges[shelves.start], 1)
-                for line in file.read(
-                    edges[shelves.stop] - edges[shelves.start]
-                ).splitlines():
-                    word, _, count = line.decode().rpartition("\t")
-                    counts[word] += int(count)
+            for line in _read_shelves(run, first_shelf, end_shelf).splitlines():
+                word, _, count = line.decode().rpartition("\t")
+                counts[word] += int(count)
     (directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
     return {}
 
@@ -368,10 +416,8 @@ def learn_words(
     merged = (
         (word, count) for path in paths for word, count in json.loads(path.read_text())
     )
-    return _learned(
-        directory,
-        learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size),
-    )
+    words = _most_frequent(merged, vocab_size)
+    return _store(directory, learn_word_level(words, vocab_size=vocab_size))
 
 
 def sample_texts(
@@ -383,13 +429,13 @@ def sample_texts(
     share: float,
 ) -> Receipt:
     """Write a share of the training samples of one piece, as JSON lines."""
-    paths, kept, _ = selection.of(workplace, number)
+    paths, sampled, _ = selection.of(workplace, number)
     if share < 1:
-        kept &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
+        sampled &= drawn(paths.read_index(), share, f"tokenizer {selection.seed}")
     with (directory / "texts").open("w", encoding="utf-8") as file:
-        for text in paths.read_samples(kept):
-            # Truncated, as a single long text must not dominate.
-            file.write(json.dumps(text[:4096], ensure_ascii=False) + "\n")
+        for text in paths.read_samples(sampled):
+            beginning = text[:_SAMPLED_CHARACTERS]
+            file.write(json.dumps(beginning, ensure_ascii=False) + "\n")
     return {}
 
 
@@ -398,13 +444,11 @@ def mixed_texts(lines: bytes) -> Iterator[str]:
 
     The first of them represent all.
     """
-    ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(
-        np.uint32
-    )
+    line_feeds = np.frombuffer(lines, dtype=np.uint8) == ord("\n")
+    ends = np.flatnonzero(line_feeds).astype(np.uint32)
     for first in range(0, len(ends), _TEXTS_AT_ONCE):
-        numbers = np.arange(
-            first, min(first + _TEXTS_AT_ONCE, len(ends)), dtype=np.uint64
-        )
+        last = min(first + _TEXTS_AT_ONCE, len(ends))
+        numbers = np.arange(first, last, dtype=np.uint64)
         for number in permute(numbers, len(ends), 0, 0).tolist():
             begin = int(ends[number - 1]) + 1 if number else 0
             yield json.loads(lines[begin : int(ends[number])])
@@ -422,9 +466,8 @@ def learn_pairs(
         for number in range(pieces)
     )
     count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
-    return _learned(
-        directory, learn_bpe(islice(mixed_texts(lines), count), vocab_size=vocab_size)
-    )
+    texts = islice(mixed_texts(lines), count)
+    return _store(directory, learn_bpe(texts, vocab_size=vocab_size))
 
 
 def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
@@ -444,13 +487,17 @@ def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
     return count
 
 
-def _learned(directory: Path, tokenizer: DatasetTokenizer) -> Receipt:
+def _store(directory: Path, tokenizer: DatasetTokenizer) -> Receipt:
+    """Write a learned tokenizer; return the receipt of its task."""
     (directory / TOKENIZER_NAME).write_bytes(tokenizer.content)
     return {"used": tokenizer.used_vocab_size}
 
 
-def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
-    """Write the counts to a file, add their number to ``entries``, and clear them."""
+def _write_counts(counts: Counter[str], path: Path) -> None:
+    """Write counts to a file, grouped by shelf.
+
+    The file begins with the position of each shelf, and the end of the last one.
+    """
     shelves: list[list[str]] = [[] for _ in range(_SHELVES)]
     for word, count in counts.items():
         if len(word) <= _LONGEST_WORD:
@@ -459,5 +506,11 @@ def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
     with path.open("wb") as file:
         file.write(np.cumsum([0, *map(len, contents)], dtype="<u8").tobytes())
         file.writelines(contents)
-    entries.append(len(counts))
-    counts.clear()
+
+
+def _read_shelves(path: Path, first: int, end: int) -> bytes:
+    """Return the lines of consecutive shelves, ``end`` excluded."""
+    with path.open("rb") as file:
+        edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
+        file.seek(edges[first], os.SEEK_CUR)
+        return file.read(edges[end] - edges[first])

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.formats.manifest import Manifest, SpecialIds
 
-# Sequences of pretraining encoders end at a few thousand tokens: fine below, coarse
-# beyond.
 HISTOGRAM_EDGES: tuple[int, ...] = (
     *range(0, 1024, 8),
     *(2**power for power in range(10, 21)),
 )
+"""Edges of bins of sample lengths. Sequences of pretraining encoders end at a few
+thousand tokens: fine below, coarse beyond."""
 SPECIAL_TOKENS_PER_SAMPLE = 2
 """Tokens added to a sample when it is read: it becomes [CLS] ids [SEP]."""
 
@@ -56,11 +56,13 @@ class LengthDistribution:
         Returns:
             The mean, or None without samples or their lengths.
         """
+        if not self._is_known:
+            return None
         total = sum(
-            count * _bin_mean(low, last, truncated_at)
-            for low, last, count in self._bins()
+            count * _bin_mean(first, last, truncated_at)
+            for first, last, count in self._bins()
         )
-        return total / self.samples if self._is_known else None
+        return total / self.samples
 
     def percentile_tokens(self, share: float) -> float | None:
         """Return the length that a share (0 to 1) of samples do not exceed.
@@ -70,11 +72,13 @@ class LengthDistribution:
         """
         if not self._is_known:
             return None
-        rank, below = share * self.samples, 0
-        for low, last, count in self._bins():
-            if count and below + count >= rank:
-                return low + (last - low) * (rank - below) / count
-            below += count
+        rank = share * self.samples
+        samples_below = 0
+        for first, last, count in self._bins():
+            if count and samples_below + count >= rank:
+                share_of_bin = (rank - samples_below) / count
+                return first + (last - first) * share_of_bin
+            samples_below += count
         return None
 
     def truncated_share(self, tokens: int) -> float | None:
@@ -83,11 +87,13 @@ class LengthDistribution:
         Returns:
             The share, interpolated within a bin, or None if unknown.
         """
-        shares = (
-            count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
-            for low, last, count in self._bins()
-        )
-        return sum(shares) / self.samples if self._is_known else None
+        if not self._is_known:
+            return None
+        truncated = 0.0
+        for first, last, count in self._bins():
+            share_of_bin = (last - tokens) / (last - first + 1)
+            truncated += count * min(max(share_of_bin, 0.0), 1.0)
+        return truncated / self.samples
 
     def padding_waste(self, seq_length_tokens: int) -> float | None:
         """Return the share of a batch that is padding without packing.
@@ -106,27 +112,28 @@ class LengthDistribution:
                 f"a sequence of {seq_length_tokens} tokens has only room for special"
                 " tokens"
             )
-        mean = self.mean_tokens(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
-        return (
-            None
-            if mean is None
-            else 1 - (mean + SPECIAL_TOKENS_PER_SAMPLE) / seq_length_tokens
-        )
+        mean_tokens = self.mean_tokens(seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+        if mean_tokens is None:
+            return None
+        return 1 - (mean_tokens + SPECIAL_TOKENS_PER_SAMPLE) / seq_length_tokens
 
     def _bins(self) -> Iterator[tuple[int, int, int]]:
         """Yield the first and last whole number of each bin, and its count.
 
         The open-ended bin ends at its lower edge.
         """
-        lasts = (*(high - 1 for high in self.edges[1:]), *self.edges[-1:])
+        lasts = (*(edge - 1 for edge in self.edges[1:]), *self.edges[-1:])
         return zip(self.edges, lasts, self.counts, strict=True)
 
 
 def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
-    """Return the mean of min(x, truncated_at) over first to last."""
-    most, count = last if truncated_at is None else truncated_at, last - first + 1
-    below = min(max(most - first, 0), count)  # the numbers less than the truncation
-    return (below * (2 * first + below - 1) / 2 + (count - below) * most) / count
+    """Return the mean of min(x, truncated_at) over the numbers from first to last."""
+    limit = last if truncated_at is None else truncated_at
+    count = last - first + 1
+    below = min(max(limit - first, 0), count)
+    # The numbers below the limit are first, first + 1 and so on.
+    sum_below = below * (2 * first + below - 1) / 2
+    return (sum_below + (count - below) * limit) / count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +162,13 @@ class Inspected:
 
     manifest: "Manifest"
     sampled: int
+    """Number of random samples whose lengths were read."""
     percentiles: dict[int, int]
+    """Length by percentile; empty without samples."""
     mean_tokens: float
     longest_tokens: int
     rows: tuple[SeqLengthEffect, ...]
+    """Effect of each sequence length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +178,9 @@ class SequenceContents:
     vocab_size: int
     special_ids: "SpecialIds"
     mean_non_padding_tokens: float
+    """Non-padding tokens per sequence."""
     mean_samples: float
+    """Samples per sequence."""
     documents: float
     """Documents per sequence, in the fullest micro-batches."""
     dataset_hash: str | None
@@ -187,3 +199,4 @@ class SequenceMeans:
     non_padding_tokens: float | None
     samples: float | None
     source: str
+    """Origin of these figures, in words."""

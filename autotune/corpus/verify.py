@@ -1,6 +1,7 @@
 """Verification of a dataset against its manifest, and statistics of its samples.
 
-Every hash, offset and id is verified.
+``verify`` reads every byte and checks every hash, offset and id; ``inspect`` reads the
+lengths of random samples.
 """
 
 import functools
@@ -34,13 +35,14 @@ from trainer.formats.manifest import (
 from trainer.formats.npy_file import open_npy
 from trainer.staging.threads import run_in_threads
 
-# A multiple of every item size, so that no number is split.
 _CHUNK_BYTES = 4 * 2**20
+"""Bytes that are read at once: a multiple of every item size, so that no number is
+split."""
 _MAX_THREADS = 8
 DEFAULT_SEQ_LENGTHS_TOKENS = (128, 512, 1024, 2048)
-Look = Callable[[int, npt.NDArray[Any]], str | None]
-"""Function that returns the first fault in numbers of a file, from the position of the
-first of them."""
+_PERCENTILES = (10, 50, 75, 90, 99)
+FindFault = Callable[[int, npt.NDArray[Any]], str | None]
+"""Function of a position and the numbers from there on; returns their first fault."""
 SAMPLED = 65_536
 """Number of samples whose lengths are read: about a second on a cold disk, and three
 digits of precision."""
@@ -67,75 +69,50 @@ class Verified:
 def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     """Compare all of a dataset with its manifest.
 
-    ``stage`` shows progress.
+    Args:
+        directory: Directory of the dataset.
+        stage: Function that opens the progress display of a stage, by its title.
 
     Raises:
         BadConfig: If there is no manifest.
         UnreadableFile: If a file may be intact, but cannot be read.
     """
     manifest = read_manifest(directory)
-    splits = {"train": manifest.train, "validation": manifest.validation}
-    shards = [(split, shard) for split in splits.values() for shard in split.shards]
+    shards = [
+        (split, shard)
+        for split in (manifest.train, manifest.validation)
+        for shard in split.shards
+    ]
     item_bytes = np.dtype(manifest.dtype).itemsize
     total_bytes = sum(
         shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards
     )
-    own = {
-        *DATASET_FILES,
-        *(name for _, one in shards for name in (one.tokens_file, one.offsets_file)),
-    }
-    foreign = sorted(
-        entry.name for entry in directory.iterdir() if entry.name not in own
-    )
-    faults = [
-        Fault(file=name, what="does not belong to the dataset") for name in foreign
-    ]
-    tokenizer_path = directory / TOKENIZER_NAME
-    try:
-        with os.fdopen(
-            os.open(tokenizer_path, os.O_RDONLY | os.O_NOFOLLOW), "rb"
-        ) as file:
-            what = _hash_fault(
-                hashlib.file_digest(file, "sha256").hexdigest(),
-                manifest.tokenizer_sha256,
-            )
-    except OSError as error:
-        cannot_read = unreadable(tokenizer_path, error)
-        if cannot_read is not None:
-            raise cannot_read from error
-        what = f"cannot be read: {error.strerror}"
-    faults += [Fault(file=TOKENIZER_NAME, what=what)] if what else []
+    faults = _foreign_files(directory, manifest)
+    faults += _tokenizer_faults(directory, manifest)
     with stage("verify") as update:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
         threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-        checked = run_in_threads(
-            lambda one: _check_shard(directory, manifest, *one, meter), shards, threads
+        checked_shards = run_in_threads(
+            lambda pair: _check_shard(directory, manifest, pair[0], pair[1], meter),
+            shards,
+            threads,
         )
-    faults += [fault for found, _ in checked for fault in found]
-    for name, split in splits.items():
-        of_split = [
-            one
-            for one, (owner, _) in zip(checked, shards, strict=True)
-            if owner is split
-        ]
-        counts = sum(
-            (counts for _, counts in of_split),
-            np.zeros(len(split.length_histogram.counts), dtype=np.int64),
-        )
-        if (
-            not any(found for found, _ in of_split)
-            and counts.tolist() != split.length_histogram.counts
-        ):
-            what = f"the length histogram of {name} does not match its offsets"
-            faults.append(Fault(file=MANIFEST_NAME, what=what))
+    for checked in checked_shards:
+        faults += checked.faults
+    faults += _histogram_faults("train", manifest.train, checked_shards)
+    faults += _histogram_faults("validation", manifest.validation, checked_shards)
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
-        what = (
-            f"source.token_bytes is {manifest.source.token_bytes}, but the shards"
-            f" contain {token_bytes}"
+        faults.append(
+            Fault(
+                file=MANIFEST_NAME,
+                what=(
+                    f"source.token_bytes is {manifest.source.token_bytes}, but the"
+                    f" shards contain {token_bytes}"
+                ),
+            )
         )
-        faults.append(Fault(file=MANIFEST_NAME, what=what))
     return Verified(
         manifest=manifest,
         files=2 * len(shards) + 2,
@@ -144,35 +121,95 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     )
 
 
+def _foreign_files(directory: Path, manifest: Manifest) -> list[Fault]:
+    """Return a fault for each file that does not belong to the dataset."""
+    own = set(DATASET_FILES)
+    for shard in (*manifest.train.shards, *manifest.validation.shards):
+        own |= {shard.tokens_file, shard.offsets_file}
+    names = sorted(entry.name for entry in directory.iterdir())
+    return [
+        Fault(file=name, what="does not belong to the dataset")
+        for name in names
+        if name not in own
+    ]
+
+
+def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
+    """Return the fault of the tokenizer's file, if it has one.
+
+    Raises:
+        UnreadableFile: If the file may be intact, but cannot be read.
+    """
+    path = directory / TOKENIZER_NAME
+    try:
+        # A link could lead to any file.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(fd, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        cannot_read = unreadable(path, error)
+        if cannot_read is not None:
+            raise cannot_read from error
+        reason = f"cannot be read: {error.strerror}"
+        return [Fault(file=TOKENIZER_NAME, what=reason)]
+    fault = _hash_fault(sha256, manifest.tokenizer_sha256)
+    return [] if fault is None else [Fault(file=TOKENIZER_NAME, what=fault)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CheckedShard:
+    """Result of the check of a shard."""
+
+    split: Split
+    faults: list[Fault]
+    counts: npt.NDArray[np.int64]
+    """Number of samples in each bin of the split's histogram."""
+
+
+def _histogram_faults(
+    name: str, split: Split, checked_shards: Sequence[_CheckedShard]
+) -> list[Fault]:
+    """Return a fault if sound shards of a split differ from its histogram."""
+    counts = np.zeros(len(split.length_histogram.counts), dtype=np.int64)
+    for checked in checked_shards:
+        if checked.split is split:
+            if checked.faults:
+                return []
+            counts += checked.counts
+    if counts.tolist() == split.length_histogram.counts:
+        return []
+    what = f"the length histogram of {name} does not match its offsets"
+    return [Fault(file=MANIFEST_NAME, what=what)]
+
+
 def _check_shard(
     directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: StageMeter
-) -> tuple[list[Fault], npt.NDArray[np.int64]]:
-    """Return the faults of a shard, and its sample lengths.
-
-    The lengths are the number of samples in each bin of the manifest's histogram.
-    """
-    offsets = _Offsets(shard.tokens, split.length_histogram)
+) -> _CheckedShard:
+    """Check both files of a shard, and count its sample lengths."""
     # Other special tokens than the unknown one are only added to sequences.
     reserved = np.array(
         sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk})
     )
-    ids = functools.partial(_wrong_id, manifest.used_vocab_size, reserved)
-    faults: list[Fault] = []
-    for name, dtype, length, sha256, look in (
-        (shard.tokens_file, manifest.dtype, shard.tokens, shard.tokens_sha256, ids),
-        (
-            shard.offsets_file,
-            "uint64",
-            shard.samples + 1,
-            shard.offsets_sha256,
-            offsets.look,
-        ),
-    ):
-        whats = _faults_of(
-            directory / name, np.dtype(dtype), length, sha256, look=look, meter=meter
-        )
-        faults += [Fault(file=name, what=what) for what in whats if what]
-    return faults, offsets.counts
+    token_faults = _find_faults(
+        directory / shard.tokens_file,
+        np.dtype(manifest.dtype),
+        shard.tokens,
+        shard.tokens_sha256,
+        find_fault=functools.partial(_wrong_id, manifest.used_vocab_size, reserved),
+        meter=meter,
+    )
+    offsets = _Offsets(shard.tokens, split.length_histogram)
+    offset_faults = _find_faults(
+        directory / shard.offsets_file,
+        np.dtype("uint64"),
+        shard.samples + 1,
+        shard.offsets_sha256,
+        find_fault=offsets.find_fault,
+        meter=meter,
+    )
+    return _CheckedShard(
+        split=split, faults=[*token_faults, *offset_faults], counts=offsets.counts
+    )
 
 
 def _wrong_id(
@@ -186,9 +223,9 @@ def _wrong_id(
     wrong = (ids >= used) | np.isin(ids, reserved)
     if not wrong.any():
         return None
-    at = int(np.argmax(wrong))
-    why = f"not below {used}" if ids[at] >= used else "a special token"
-    return f"id {ids[at]} at position {first + at} is {why}"
+    index = int(np.argmax(wrong))
+    reason = f"not below {used}" if ids[index] >= used else "a special token"
+    return f"id {ids[index]} at position {first + index} is {reason}"
 
 
 class _Offsets:
@@ -202,8 +239,9 @@ class _Offsets:
         self._edges = np.array(histogram.edges)
         self.counts = np.zeros(len(self._edges), dtype=np.int64)
         self._last = np.zeros(0, dtype=np.uint64)
+        """Last offset so far, as an array; empty before the first one."""
 
-    def look(self, first: int, offsets: npt.NDArray[Any]) -> str | None:
+    def find_fault(self, first: int, offsets: npt.NDArray[Any]) -> str | None:
         """Return the first fault in the next offsets of the shard.
 
         They continue those of the last call. Without offsets, the end of the shard is
@@ -211,72 +249,84 @@ class _Offsets:
         """
         if not len(offsets):
             last = int(self._last[0])
-            return (
-                None
-                if last == self._tokens
-                else f"the last offset is {last}, expected {self._tokens}"
-            )
-        if not first and offsets[0] != 0:
+            if last == self._tokens:
+                return None
+            return f"the last offset is {last}, expected {self._tokens}"
+        if first == 0 and offsets[0] != 0:
             return f"the first offset is {offsets[0]}, expected 0"
+        # The first offset of a shard has none before it.
+        first_compared = 1 if first == 0 else first
         joined = np.concatenate([self._last, offsets])
         self._last = offsets[-1:]
-        descending = joined[1:] < joined[:-1]
-        if descending.any():
-            return (
-                f"offset {first + bool(not first) + int(np.argmax(descending))} is less"
-                " than the one before it"
-            )
+        descends = joined[1:] < joined[:-1]
+        if descends.any():
+            position = first_compared + int(np.argmax(descends))
+            return f"offset {position} is less than the one before it"
         bins = np.searchsorted(self._edges, np.diff(joined), side="right") - 1
         self.counts += np.bincount(bins[bins >= 0], minlength=len(self.counts))
         return None
 
 
-def _faults_of(
+def _find_faults(
     path: Path,
-    kind: np.dtype[Any],
+    dtype: np.dtype[Any],
     length: int,
     sha256: str,
     *,
-    look: Look,
+    find_fault: FindFault,
     meter: StageMeter,
-) -> list[str | None]:
-    """Read a file once: hash every chunk, and call ``look`` until the first fault.
+) -> list[Fault]:
+    """Read a file once: hash every chunk, and look for the first fault in it.
 
-    The last call of ``look`` is with an empty chunk.
+    Args:
+        path: The file.
+        dtype: Type of its numbers.
+        length: How many it has.
+        sha256: Hash that it should have.
+        find_fault: Function that looks for a fault, until it has found one. Its last
+            call is with an empty chunk.
+        meter: Progress.
+
+    Raises:
+        UnreadableFile: If the file may be intact, but cannot be read.
     """
     try:
-        fd, start = open_npy(path, kind, length)
+        fd, start = open_npy(path, dtype, length)
     except UnreadableFile:
         raise
     except BadConfig as error:
-        return [error.message.removeprefix(f"{path}: ")]
-    size_bytes = length * kind.itemsize
-    what: str | None = None
+        reason = error.message.removeprefix(f"{path}: ")
+        return [Fault(file=path.name, what=reason)]
+    size_bytes = length * dtype.itemsize
+    fault: str | None = None
     try:
-        hashed = hashlib.sha256(os.pread(fd, start, 0))
+        file_hash = hashlib.sha256(os.pread(fd, start, 0))
         for position in range(0, size_bytes, _CHUNK_BYTES):
-            chunk = os.pread(
-                fd, min(_CHUNK_BYTES, size_bytes - position), start + position
-            )
-            hashed.update(chunk)
+            chunk_bytes = min(_CHUNK_BYTES, size_bytes - position)
+            chunk = os.pread(fd, chunk_bytes, start + position)
+            file_hash.update(chunk)
             meter.add(len(chunk))
-            what = what or look(
-                position // kind.itemsize, np.frombuffer(chunk, dtype=kind)
-            )
-        what = what or look(length, np.zeros(0, dtype=kind))
+            if fault is None:
+                first = position // dtype.itemsize
+                fault = find_fault(first, np.frombuffer(chunk, dtype=dtype))
+        if fault is None:
+            fault = find_fault(length, np.zeros(0, dtype=dtype))
+        whole_file_fault = _hash_fault(file_hash.hexdigest(), sha256)
     except OSError as error:
-        return [what, f"cannot be read: {error.strerror}"]
+        whole_file_fault = f"cannot be read: {error.strerror}"
     finally:
         os.close(fd)
-    return [what, _hash_fault(hashed.hexdigest(), sha256)]
+    return [
+        Fault(file=path.name, what=what)
+        for what in (fault, whole_file_fault)
+        if what is not None
+    ]
 
 
-def _hash_fault(found: str, expected: str) -> str | None:
-    return (
-        None
-        if found == expected
-        else f"its SHA-256 is {found[:16]}…, expected {expected[:16]}…"
-    )
+def _hash_fault(sha256: str, expected: str) -> str | None:
+    if sha256 == expected:
+        return None
+    return f"its SHA-256 is {sha256[:16]}…, expected {expected[:16]}…"
 
 
 def inspect(
@@ -293,47 +343,50 @@ def inspect(
     samples = permute(np.arange(count, dtype=np.uint64), max(1, len(dataset)), 0, 0)
     lengths = dataset.locate(samples.astype(np.int64))[2]
     dataset.close()
-    some = len(lengths) > 0
+    if not len(lengths):
+        return Inspected(
+            manifest=dataset.manifest,
+            sampled=count,
+            percentiles={},
+            mean_tokens=0.0,
+            longest_tokens=0,
+            rows=(),
+        )
     return Inspected(
         manifest=dataset.manifest,
         sampled=count,
-        percentiles=(
-            {
-                p: int(np.percentile(lengths, p, method="lower"))
-                for p in (10, 50, 75, 90, 99)
-            }
-            if some
-            else {}
-        ),
-        mean_tokens=float(lengths.mean()) if some else 0.0,
-        longest_tokens=int(lengths.max(initial=0)),
-        rows=(
-            tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens)
-            if some
-            else ()
-        ),
+        percentiles={
+            percentile: int(np.percentile(lengths, percentile, method="lower"))
+            for percentile in _PERCENTILES
+        },
+        mean_tokens=float(lengths.mean()),
+        longest_tokens=int(lengths.max()),
+        rows=tuple(_seq_length_effect(lengths, tokens) for tokens in seq_length_tokens),
     )
 
 
 def _seq_length_effect(
     lengths: npt.NDArray[np.int64], seq_length_tokens: int
 ) -> SeqLengthEffect:
-    framed = lengths + SPECIAL_TOKENS_PER_SAMPLE
-    cut = np.minimum(framed, seq_length_tokens)
-    # As the input pipeline packs them.
-    block = max(MIN_BLOCK_SAMPLES, seq_length_tokens)
-    blocks = [cut[first : first + block] for first in range(0, len(cut), block)]
-    rows = sum(
-        int(pack_sequences(part, seq_length_tokens).max()) + 1 for part in blocks
-    )
-    real = int(cut.sum())
-    padded = real / (len(cut) * seq_length_tokens)
-    packed = real / (rows * seq_length_tokens)
+    """Return the effect of a sequence length on samples of these lengths."""
+    full_tokens = lengths + SPECIAL_TOKENS_PER_SAMPLE
+    kept_tokens = np.minimum(full_tokens, seq_length_tokens)
+    # Blocks are as large as those that the input pipeline packs.
+    block_samples = max(MIN_BLOCK_SAMPLES, seq_length_tokens)
+    packed_sequences = 0
+    for first in range(0, len(kept_tokens), block_samples):
+        block = kept_tokens[first : first + block_samples]
+        sequence_of = pack_sequences(block, seq_length_tokens)
+        packed_sequences += int(sequence_of.max()) + 1
+    non_padding_tokens = int(kept_tokens.sum())
+    padded_efficiency = non_padding_tokens / (len(kept_tokens) * seq_length_tokens)
+    packed_efficiency = non_padding_tokens / (packed_sequences * seq_length_tokens)
+    cut_tokens = (full_tokens - kept_tokens).sum()
     return SeqLengthEffect(
         seq_length_tokens=seq_length_tokens,
-        padded_waste=1 - padded,
-        cut_samples=float((framed > seq_length_tokens).mean()),
-        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))),
-        packed_efficiency=packed,
-        packing_gain=packed / padded,
+        padded_waste=1 - padded_efficiency,
+        cut_samples=float((full_tokens > seq_length_tokens).mean()),
+        cut_tokens=float(cut_tokens / max(1, int(lengths.sum()))),
+        packed_efficiency=packed_efficiency,
+        packing_gain=packed_efficiency / padded_efficiency,
     )

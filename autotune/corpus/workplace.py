@@ -41,11 +41,16 @@ memory."""
 
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
+"""Beginning of the name of a directory whose task has not finished."""
 _DATASET_NAMES = re.compile(
     "|".join(map(re.escape, DATASET_FILES))
     + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
 )
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Names of the files of a dataset."""
+
+# Arguments of renameat2(2), from <linux/fcntl.h> and <linux/fs.h>.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +83,9 @@ class Workplace:
         Returns:
             The receipt of the task.
         """
-        if (done := self.receipt(stage, task)) is not None:
-            return done
+        earlier_receipt = self.receipt(stage, task)
+        if earlier_receipt is not None:
+            return earlier_receipt
         final = self.directory(stage, task)
         directory = final.with_name(f"{_UNFINISHED}{task}-{secrets.token_hex(4)}")
         directory.mkdir(parents=True)
@@ -124,9 +130,9 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
                 file.unlink()
             yield Workplace(path=path)
     except LockHeld as error:
-        next_step = "Wait until it ends, or choose another --out."
         raise BadInput(
-            f"another process is preparing {out}", next_step=next_step
+            f"another process is preparing {out}",
+            next_step="Wait until it ends, or choose another --out.",
         ) from error
 
 
@@ -135,14 +141,12 @@ def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
 
     They have other settings or files.
     """
-    found = sorted(
-        {*out.parent.glob(f".{glob.escape(out.name)}.*.partial")}
-        - {workplace_path(out, key)}
-    )
-    return [
-        (path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
-        for path in found
-    ]
+    others = []
+    for path in sorted(out.parent.glob(f".{glob.escape(out.name)}.*.partial")):
+        if path != workplace_path(out, key):
+            files = [file for file in path.rglob("*") if file.is_file()]
+            others.append((path, sum(file.stat().st_size for file in files)))
+    return others
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
@@ -151,29 +155,30 @@ def check_place(out: Path, *, overwrite: bool) -> None:
     Raises:
         BadInput: Unless the directory is missing, empty, or a dataset to ``overwrite``.
     """
-    elsewhere = "Choose another --out."
+    choose_other = "Choose another --out."
     if not os.path.lexists(out):
         return
     if not out.is_dir():
-        raise BadInput(f"{out} exists and is not a directory", next_step=elsewhere)
+        raise BadInput(f"{out} exists and is not a directory", next_step=choose_other)
     with writing(out):
         names = sorted(entry.name for entry in out.iterdir())
     if names and MANIFEST_NAME not in names:
         raise BadInput(
             f"{out} is neither empty nor a dataset: it contains {names[0]!r}",
-            next_step=elsewhere,
+            next_step=choose_other,
         )
     if names and not overwrite:
         raise BadInput(
             f"{out} already contains a dataset",
             next_step="Choose another --out, or use --overwrite",
         )
-    if foreign := [name for name in names if not _DATASET_NAMES.fullmatch(name)]:
-        what = (
-            f"{out} contains {foreign[0]!r}, which does not belong to the dataset and"
-            " would be lost"
-        )
-        raise BadInput(what, next_step="Move it away, or choose another --out.")
+    for name in names:
+        if not _DATASET_NAMES.fullmatch(name):
+            raise BadInput(
+                f"{out} contains {name!r}, which does not belong to the dataset and"
+                " would be lost",
+                next_step="Move it away, or choose another --out.",
+            )
 
 
 def publish(dataset: Path, final: Path) -> None:
@@ -198,9 +203,10 @@ def _exchange(new: Path, old: Path) -> None:
     # None: an old C library.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:
-        if not rename(
-            _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
-        ):
+        new_name = os.fsencode(new)
+        old_name = os.fsencode(old)
+        result = rename(_AT_FDCWD, new_name, _AT_FDCWD, old_name, _RENAME_EXCHANGE)
+        if result == 0:
             return
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EINVAL):
@@ -226,18 +232,16 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what, next_step = (
-            "cannot write",
-            "Choose another --out, or change the permissions.",
-        )
+        problem = "cannot write"
+        next_step = "Choose another --out, or change the permissions."
         if error.errno in DISK_FULL:
-            what = "no space left for"
+            problem = "no space left for"
             next_step = (
                 "Free disk space or raise the quota, and run the same command again to"
                 " resume."
             )
         raise BadInput(
-            f"{what} {path}: {error.strerror or error}", next_step=next_step
+            f"{problem} {path}: {error.strerror or error}", next_step=next_step
         ) from error
 
 
@@ -245,14 +249,19 @@ class StageMeter:
     """Progress and rate of a stage; work of an earlier run counts for progress only."""
 
     def __init__(self, update: Update, total: int, *, in_bytes: bool) -> None:
-        self._update, self._total, self._in_bytes = update, total, in_bytes
-        self.done = self._fresh = 0
+        self._update = update
+        self._total = total
+        self._in_bytes = in_bytes
+        self.done = 0
+        """Amount of finished work, that of an earlier run included."""
+        self._fresh = 0
         self._started_s = time.monotonic()
 
     def add(self, amount: int, *, fresh: bool = True) -> None:
         """Add finished work; it is not ``fresh`` if an earlier run did it."""
         self.done += amount
-        self._fresh += amount if fresh else 0
+        if fresh:
+            self._fresh += amount
         self._update(self.done, self._total, self._note())
 
     def finish(self) -> None:
@@ -261,12 +270,11 @@ class StageMeter:
             self._update(self.done, self.done, self._note())
 
     def _note(self) -> str:
-        seconds = time.monotonic() - self._started_s
+        """Return the amount in words, with the rate of this run."""
         if not self._in_bytes:
             return f"{format_count(self.done)} of {format_count(self._total)} tasks"
-        rate = (
-            f", {format_bytes(round(self._fresh / seconds))}/s"
-            if self._fresh and seconds > 0
-            else ""
-        )
-        return f"{format_bytes(self.done)} of {format_bytes(self._total)}{rate}"
+        note = f"{format_bytes(self.done)} of {format_bytes(self._total)}"
+        seconds = time.monotonic() - self._started_s
+        if self._fresh and seconds > 0:
+            note += f", {format_bytes(round(self._fresh / seconds))}/s"
+        return note

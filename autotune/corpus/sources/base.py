@@ -10,6 +10,7 @@ SLICE_BYTES = 32 * 2**20
 MAX_SAMPLE_BYTES = 8 * 2**20
 """Maximum size of a sample; larger ones are rejected to bound memory."""
 TOO_LONG = f"longer than {MAX_SAMPLE_BYTES // 2**20} MiB"
+"""Reason to reject such a sample."""
 
 
 class UnusableFileError(Exception):
@@ -43,13 +44,11 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """Input that was left out because it could not be used.
-
-    ``where`` is empty for a whole file.
-    """
+    """Input that was left out because it could not be used."""
 
     path: str
     where: str
+    """Position in the file, in words; empty for a whole file."""
     reason: str
 
 
@@ -60,6 +59,7 @@ class SourceFile:
     path: Path
     size_bytes: int
     modified_ns: int
+    """Time of the last modification, in nanoseconds of Unix time."""
 
     def whole(self) -> list[Slice]:
         """Return the file as one slice."""
@@ -74,6 +74,7 @@ class SourceOptions:
     """Field or column with the text, in jsonl and parquet; dots lead into nested
     objects of jsonl."""
     unit: Literal["line", "paragraph", "file"] = "line"
+    """Sample of a text file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,9 @@ class RawSource:
     """One kind of raw data."""
 
     kind: str
+    """Name of the kind, before the colon of a source."""
     libraries: tuple[str, ...] = ()
+    """Libraries that read it."""
     takes: Callable[[Path, bool], bool]
     """Function that tests if a file is of this kind; its flag is True if you named the
     file, or a pattern for it."""

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,12 @@ from trainer.formats.raw_files import list_names, text_fields
 
 _GZIP_SUFFIX = ".gz"
 _STEP_BYTES = 2**16
+"""Bytes of a long line that are read at once."""
 _HEAD_BYTES = 8192
+"""Bytes at the beginning of a file that tell whether it is text."""
+_MAX_INVALID_SHARE = 0.3
+"""Largest share of these bytes that are not UTF-8. Text in another encoding stays below
+it, and its lines are rejected one by one."""
 
 
 def takes_text(path: Path, named: bool) -> bool:
@@ -36,11 +42,9 @@ def takes_text(path: Path, named: bool) -> bool:
             head = file.read(_HEAD_BYTES)
     except UnusableFileError:
         return True  # a corrupt archive of text: reading rejects it with its reason
-    # Text in another encoding stays below this share, and its lines are rejected one by
-    # one.
-    return b"\0" not in head and len(head) - len(
-        head.decode(errors="ignore").encode()
-    ) <= 0.3 * len(head)
+    valid_bytes = len(head.decode(errors="ignore").encode())
+    invalid_bytes = len(head) - valid_bytes
+    return b"\0" not in head and invalid_bytes <= _MAX_INVALID_SHARE * len(head)
 
 
 def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
@@ -53,9 +57,8 @@ def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
 
     Blank lines are skipped.
     """
-    for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[
-        options.unit
-    ](part):
+    read_units = {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit]
+    for begin, content in read_units(part):
         where = f"{options.unit} at byte {begin}"
         if content is None:
             yield Reject(path=part.path, where=where, reason=base.TOO_LONG)
@@ -81,48 +84,59 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """
     # Until the file's end: a paragraph may continue after the slice.
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
+    is_compressed = part.path.endswith(_GZIP_SUFFIX)
     # The first lines are the rest of an earlier paragraph.
-    inside = part.begin > 0 and _continues(part)
-    for blank, group in itertools.groupby(
-        lines(everything), lambda one: one[1] is not None and not one[1].strip()
-    ):
-        first, collected, size = part.begin, list[bytes](), 0
-        for begin, line in () if blank or inside else group:
-            if not size:
-                if begin >= part.end and not part.path.endswith(".gz"):
+    is_rest = part.begin > 0 and _continues(part)
+    for is_blank, group in itertools.groupby(lines(everything), _is_blank):
+        if is_blank or is_rest:
+            is_rest = False
+            continue
+        first = None
+        collected: list[bytes] = []
+        size_bytes = 0
+        for begin, line in group:
+            if first is None:
+                # A compressed file is one slice, whose end is not known.
+                if begin >= part.end and not is_compressed:
                     return
                 first = begin
-            size += base.MAX_SAMPLE_BYTES + 1 if line is None else len(line) + 1
-            if line is not None and size <= base.MAX_SAMPLE_BYTES:
+            # A line that is too long has no content.
+            size_bytes += base.MAX_SAMPLE_BYTES + 1 if line is None else len(line) + 1
+            if line is not None and size_bytes <= base.MAX_SAMPLE_BYTES:
                 collected.append(line)
             else:
                 collected = []
-        if size:
-            yield (
-                first,
-                b"\n".join(collected) if size <= base.MAX_SAMPLE_BYTES else None,
-            )
-        inside = False
+        assert first is not None  # groups are not empty
+        is_too_long = size_bytes > base.MAX_SAMPLE_BYTES
+        yield first, None if is_too_long else b"\n".join(collected)
+
+
+def _is_blank(line: tuple[int, bytes | None]) -> bool:
+    """Return whether a line of ``lines`` is blank."""
+    _, content = line
+    return content is not None and not content.strip()
 
 
 def _continues(part: Slice) -> bool:
     """Return whether the first line belongs to a paragraph from before the slice."""
-    start = next((begin for begin, _ in lines(part)), None)
-    if start is None:
+    first_line = next(lines(part), None)
+    if first_line is None:
         return True  # one line covers the slice
+    start, _ = first_line
     with Path(part.path).open("rb") as file:
         end = start - 1  # the line feed that ends the line before
         while end > 0:
             begin = max(0, end - _STEP_BYTES)
             file.seek(begin)
-            _, feed, last = file.read(end - begin).rpartition(b"\n")
-            if feed or last.strip():
-                return bool(last.strip())
+            _, line_feed, line_end = file.read(end - begin).rpartition(b"\n")
+            if line_feed or line_end.strip():
+                return bool(line_end.strip())
             end = begin
     return False
 
 
 def _file(part: Slice) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the whole file."""
     with opened(part) as (file, _):
         content = file.read(base.MAX_SAMPLE_BYTES + 1)
     yield 0, content if len(content) <= base.MAX_SAMPLE_BYTES else None
@@ -139,46 +153,62 @@ def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     """Yield one field of the JSON object on every line; blank lines are skipped."""
     keys = options.field.split(".")
     for begin, line in lines(part):
-        found = base.TOO_LONG if line is None else _field(line, keys)
-        if isinstance(found, tuple):
-            if found[0].strip():
-                yield found[0]
-        elif found:
-            yield Reject(path=part.path, where=f"line at byte {begin}", reason=found)
+        try:
+            text = _field(line, keys)
+        except _UnusableLineError as error:
+            where = f"line at byte {begin}"
+            yield Reject(path=part.path, where=where, reason=str(error))
+            continue
+        if text.strip():
+            yield text
 
 
-def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
-    """Return the text of a field.
+class _UnusableLineError(Exception):
+    """A line has no text; the message is the reason."""
 
-    Returns:
-        The text in a tuple, or else the reason why there is none, which is empty for a
-        blank line.
+
+def _field(line: bytes | None, keys: list[str]) -> str:
+    """Return the text of a field; empty for a blank line.
+
+    Args:
+        line: JSON object; None for a line that is too long.
+        keys: Keys that lead to the field.
+
+    Raises:
+        _UnusableLineError: If there is no text, with the reason.
     """
+    if line is None:
+        raise _UnusableLineError(base.TOO_LONG)
     if not line.strip():
         return ""
     try:
-        value = json.loads(line)
+        line_object = json.loads(line)
     except UnicodeDecodeError as error:
-        return f"not UTF-8 at byte {error.start} of the line"
+        reason = f"not UTF-8 at byte {error.start} of the line"
+        raise _UnusableLineError(reason) from error
     except ValueError as error:
-        return f"not JSON: {error}"
-    except RecursionError:
-        return "nested too deep"
-    line_object = value
+        raise _UnusableLineError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise _UnusableLineError("nested too deep") from error
+    name = repr(".".join(keys))
+    value = line_object
     for key in keys:
         if not isinstance(value, dict) or key not in value:
-            return f"field {'.'.join(keys)!r} not found; {_fields_of(line_object)}"
+            raise _UnusableLineError(
+                f"field {name} not found; {_fields_of(line_object)}"
+            )
         value = value[key]
     if not isinstance(value, str):
-        return (
-            f"field {'.'.join(keys)!r} is {type(value).__name__}, not text;"
+        raise _UnusableLineError(
+            f"field {name} is {type(value).__name__}, not text;"
             f" {_fields_of(line_object)}"
         )
     try:
         value.encode()
-    except UnicodeEncodeError:
-        return f"field {'.'.join(keys)!r} contains half a character"
-    return (value,)
+    except UnicodeEncodeError as error:
+        reason = f"field {name} contains half a character"
+        raise _UnusableLineError(reason) from error
+    return value
 
 
 def _fields_of(value: object) -> str:
@@ -198,8 +228,8 @@ def cut_lines(file: SourceFile) -> list[Slice]:
     """
     if file.path.suffix == _GZIP_SUFFIX or file.size_bytes <= base.SLICE_BYTES:
         return file.whole()
-    parts = -(-file.size_bytes // base.SLICE_BYTES)
-    edges = [file.size_bytes * number // parts for number in range(parts + 1)]
+    count = math.ceil(file.size_bytes / base.SLICE_BYTES)
+    edges = [file.size_bytes * number // count for number in range(count + 1)]
     return [
         Slice(path=str(file.path), begin=begin, end=end)
         for begin, end in itertools.pairwise(edges)
@@ -215,17 +245,19 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     Raises:
         UnusableFileError: If compressed data is corrupt.
     """
+    max_line_bytes = base.MAX_SAMPLE_BYTES + len(b"\r\n")
     with opened(part) as (file, end):
         position = part.begin
         if position:  # the first line that begins there or later
             file.seek(position - 1)
             position = _line_end(file, position - 1)
         while end is None or position < end:
-            line = file.readline(base.MAX_SAMPLE_BYTES + 2)
+            line = file.readline(max_line_bytes)
             if not line:
                 return
-            begin, position = position, position + len(line)
-            if line.endswith(b"\n") or len(line) < base.MAX_SAMPLE_BYTES + 2:
+            begin = position
+            position += len(line)
+            if line.endswith(b"\n") or len(line) < max_line_bytes:
                 yield begin, line.rstrip(b"\r\n")
                 continue
             position = _line_end(file, position)

@@ -75,7 +75,7 @@ def test_order_depends_only_on_names(tmp_path):
 def test_counts_files_while_finding(tmp_path, monkeypatch):
     for number in range(20):
         program(tmp_path / f"program-{number}")
-    monkeypatch.setattr(module, "_TOLD_FILES", 8)
+    monkeypatch.setattr(module, "_REPORTED_FILES", 8)
     reports = []
     find_files(
         *open_source(f"elf:{tmp_path}"),

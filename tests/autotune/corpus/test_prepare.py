@@ -127,9 +127,7 @@ def test_dataset_holds_every_function_once(programs, tmp_path):
 
 def test_lists_unusable_files_with_reasons(programs, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\nno json\n')
-    manifest, first_rejects, other_files = run(
-        f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data"
-    )
+    prepared = run(f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data")
     rejects = [
         Reject(**json.loads(line))
         for line in (tmp_path / "data" / "rejects.jsonl").open()
@@ -143,10 +141,10 @@ def test_lists_unusable_files_with_reasons(programs, tmp_path):
         "line at byte 17"
     ]
     assert all(reject.reason for reject in rejects)
-    assert manifest.source.rejected == 3
-    assert first_rejects == rejects
+    assert prepared.manifest.source.rejected == 3
+    assert prepared.first_rejects == rejects
     # A script and an empty file beside the programs; everything else is no jsonl.
-    assert other_files >= 2
+    assert prepared.other_files >= 2
 
 
 def test_strict_stops_at_a_reject(programs, tmp_path):

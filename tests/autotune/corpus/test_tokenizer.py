@@ -241,7 +241,7 @@ def test_long_text_is_encoded_in_parts(monkeypatch, separator):
     text = separator.join(TEXTS * 20)
     (whole,) = tokenizer.encode([text])
     sizes: list[int] = []
-    encoded = module.DatasetTokenizer._encoded
+    encoded = module.DatasetTokenizer._encode_batch
 
     def recording(self, parts):
         sizes.extend(map(len, parts))
@@ -249,7 +249,7 @@ def test_long_text_is_encoded_in_parts(monkeypatch, separator):
 
     monkeypatch.setattr(module, "_STRETCH_CHARACTERS", 200)
     monkeypatch.setattr(module, "_NEAR_CHARACTERS", 50)
-    monkeypatch.setattr(module.DatasetTokenizer, "_encoded", recording)
+    monkeypatch.setattr(module.DatasetTokenizer, "_encode_batch", recording)
     (in_parts,) = tokenizer.encode([text])
     assert max(sizes) <= 200 < len(text)
     assert tokenizer.encoder.decode(in_parts.tolist()) == text
