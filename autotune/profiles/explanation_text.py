@@ -17,73 +17,73 @@ from autotune.base.wording import (
 from autotune.evidence.advice import EvidenceFigure
 from autotune.profiles.decide.explain import Explanation
 
-_VALUE_CHARACTERS = 40
+_MAX_VALUE_CHARACTERS = 40
+"""Length after which a value is cut."""
 
 
 def figure_text(figure: EvidenceFigure) -> str:
     """Format a figure of the evidence with its interval, count and source."""
-    form, unit = (
-        _FORMS.get(figure.unit, _count),
-        "" if figure.unit in _FORMS else f" {figure.unit}",
-    )
-    count = "" if figure.n is None else f", n = {figure.n:,}"
-    asked = figure.known == "assumed" and figure.source == "constraints"
-    known = (
-        ""
-        if figure.known == "measured"
-        else f", {'as requested' if asked else figure.known}"
-    )
-    return (
-        f"{figure.name}: {format_interval(figure, form)}{unit}{count}{known}"
-        f" [{figure.source}]"
-    )
+    text = format_interval(figure, _FORMS.get(figure.unit, _format_count))
+    # The other forms show their unit.
+    if figure.unit not in _FORMS:
+        text += f" {figure.unit}"
+    if figure.n is not None:
+        text += f", n = {figure.n:,}"
+    if figure.known == "assumed" and figure.source == "constraints":
+        text += ", as requested"
+    elif figure.known != "measured":
+        text += f", {figure.known}"
+    return f"{figure.name}: {text} [{figure.source}]"
 
 
-def explanations_text(found: Sequence[Explanation]) -> str:
+def explanations_text(explanations: Sequence[Explanation]) -> str:
     """Format all settings: decided ones with their reasons, defaults by name."""
-    rows = [
-        [one.key, _short(one.value), one.origin, one.because]
-        for one in found
-        if one.origin != "default"
-    ]
-    defaults = [
-        f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"
-    ]
-    parts = (
-        [terminal_table(("setting", "value", "origin", "reason"), rows)] if rows else []
-    )
-    parts += [f"defaults: {printable_line(', '.join(defaults))}"] if defaults else []
+    rows = []
+    defaults = []
+    for setting in explanations:
+        value = _short_value(setting.value)
+        if setting.origin == "default":
+            defaults.append(f"{setting.key} = {value}")
+        else:
+            rows.append([setting.key, value, setting.origin, setting.because])
+    parts = []
+    if rows:
+        parts.append(terminal_table(("setting", "value", "origin", "reason"), rows))
+    if defaults:
+        parts.append(f"defaults: {printable_line(', '.join(defaults))}")
     return "\n\n".join(parts)
 
 
-def explanation_text(one: Explanation) -> str:
+def explanation_text(setting: Explanation) -> str:
     """Format a setting's meaning, its evidence, and the rejected alternatives."""
-    lines = [f"{one.key} = {_short(one.value)}"]
-    parts = {
-        "meaning": (one.meaning,) if one.meaning else (),
-        "origin": (f"{one.origin}: {one.because}",),
-        "evidence": tuple(figure_text(figure) for figure in one.evidence),
-        "rejected": one.rejected,
+    lines = [f"{setting.key} = {_short_value(setting.value)}"]
+    entries_by_name: dict[str, Sequence[str]] = {
+        "meaning": [setting.meaning] if setting.meaning else [],
+        "origin": [f"{setting.origin}: {setting.because}"],
+        "evidence": [figure_text(figure) for figure in setting.evidence],
+        "rejected": setting.rejected,
     }
-    for name, entries in parts.items():
-        lines += [
-            f"  {'' if number else name:<8}  {printable_line(entry)}"
-            for number, entry in enumerate(entries)
-        ]
+    for name, entries in entries_by_name.items():
+        # Only the first of several entries has the name in front of it.
+        label = name
+        for entry in entries:
+            lines.append(f"  {label:<8}  {printable_line(entry)}")
+            label = ""
     return "\n".join(lines)
 
 
-def _short(value: object) -> str:
+def _short_value(value: object) -> str:
+    """Return a value on one line, cut if it is long."""
     text = format_setting(value)
-    return printable_line(
-        text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
-    )
+    if len(text) > _MAX_VALUE_CHARACTERS:
+        text = f"{text[:_MAX_VALUE_CHARACTERS]}…"
+    return printable_line(text)
 
 
-def _count(value: float) -> str:
-    return format_count(
-        value, digits=0 if value >= 1000 or float(value).is_integer() else 1
-    )
+def _format_count(value: float) -> str:
+    """Return a count, with one decimal if it is small and not whole."""
+    is_whole = value >= 1000 or float(value).is_integer()
+    return format_count(value, digits=0 if is_whole else 1)
 
 
 _FORMS: dict[str, Callable[[float], str]] = {
@@ -93,5 +93,6 @@ _FORMS: dict[str, Callable[[float], str]] = {
     "bytes/s": format_bytes_per_s,
     "s": format_seconds,
     "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s",
-    "count": _count,
+    "count": _format_count,
 }
+"""Function that formats a figure with its unit; figures of other units are counts."""

@@ -50,15 +50,27 @@ def profile_job(
     *,
     on_gpus: bool = True,
 ) -> JobRequest:
-    """Return the job that measures a profile's training."""
-    profile, probe = stored.profile, stored.profile.evidence.probe
+    """Return the job that measures a profile's training.
+
+    Args:
+        name: Name of the command.
+        purpose: One line about the question that it answers.
+        stored: The profile.
+        request: Windows to measure, with their limits.
+        on_gpus: False if a GPU's step is replayed without a GPU.
+    """
+    profile = stored.profile
+    probe = profile.evidence.probe
+    ranks = request.local_ranks
+    if ranks is None and probe is not None:
+        ranks = probe.local_ranks
     return JobRequest(
         name=f"{name}-{profile.subject.name}",
         purpose=purpose,
         trial_log=str(request.reports / stored.path.stem / "trials"),
         expected_minutes=request.budget_s / 60 + 1,
         trial_timeout_s=request.trial_timeout_s,
-        ranks=request.local_ranks or (None if probe is None else probe.local_ranks),
+        ranks=ranks,
         on_gpus=on_gpus and profile.device == "cuda",
         cpus=profile.fingerprint.allotted_cpus,
         reports=request.reports,

@@ -23,10 +23,13 @@ class ReportedProfile:
     content_sha256: str
     """Hash of the file as it is; runs name the profile by it."""
     trials: tuple[FinishedTrial, ...]
+    """Trials of the profile, in the order in which they were measured."""
     corrupt_lines: int
     """Number of corrupt lines of its trial log, which were left out."""
     dataset: Manifest | None = None
+    """Manifest of its dataset; None if there is none."""
     dataset_lacking: str = "no dataset was found"
+    """Reason why there is no dataset; not used if there is one."""
     data: Path | None = None
     """Directory of the dataset; None if it was not found."""
     bottlenecks: tuple[Bottleneck, ...] = ()

@@ -128,8 +128,10 @@ def known_profile(path: Path, here: Fingerprint) -> Profile | None:
     Returns:
         The profile; None if there is none, or one of another subject or machine.
     """
-    known = _readable_profile(path)
-    return known if known is not None and known.fingerprint == here else None
+    profile = _readable_profile(path)
+    if profile is None or profile.fingerprint != here:
+        return None
+    return profile
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
@@ -212,12 +214,13 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
         MachineLacks: If the profile has a rate of a pretended GPU.
     """
     check_profile(profile)
-    kept = None
+    previous_path = None
     if path.is_file() and not _has_content(path, profile):
-        kept = path.with_suffix(".previous.toml")
-        write_atomically(kept, path.read_text(encoding="utf-8", errors="replace"))
+        previous_path = path.with_suffix(".previous.toml")
+        previous_text = path.read_text(encoding="utf-8", errors="replace")
+        write_atomically(previous_path, previous_text)
     write_atomically(path, profile_to_toml(profile))
-    return kept
+    return previous_path
 
 
 def _has_content(path: Path, profile: Profile) -> bool:

@@ -18,12 +18,13 @@ _TORCH_BUCKET_CAP_MIB = 25
 """Bucket size of torch if none is given, which an export leaves out: only then does
 torch make the first bucket smaller, so that it is sent early."""
 
-_T = TypeVar("_T")
+ContentT = TypeVar("ContentT")
+"""Type of a value or a remark."""
 
 
 def only_if(
-    condition: Callable[[RunToExport], bool], content: _T
-) -> Callable[[RunToExport], _T | None]:
+    condition: Callable[[RunToExport], bool], content: ContentT
+) -> Callable[[RunToExport], ContentT | None]:
     """Return a value or remark of a row that only some runs have.
 
     Args:

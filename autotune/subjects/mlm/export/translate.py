@@ -20,7 +20,8 @@ from autotune.subjects.mlm.export.table import (
 )
 from autotune.subjects.mlm.export.targets import TargetName
 
-_T = TypeVar("_T")
+CellT = TypeVar("CellT")
+"""Type of a cell of a row."""
 
 _SETTING_OF_OWN_VALUE = {
     "micro_batch_size": "micro_batch_size",
@@ -144,8 +145,8 @@ def _equivalent(row: SettingRow, run: RunToExport) -> Equivalent:
     )
 
 
-def _in_run(cell: _T | Callable[[RunToExport], _T], run: RunToExport) -> _T:
-    """Return a cell of a row, or what its function returns for a run."""
+def _in_run(cell: CellT | Callable[[RunToExport], CellT], run: RunToExport) -> CellT:
+    """Return a cell of a row for a run, which a function of the run may return."""
     return cell(run) if callable(cell) else cell
 
 
