@@ -102,7 +102,7 @@ def test_dataset_holds_every_function_once(programs, tmp_path):
     def recording(title):
         yield lambda done_count, total, note: last.update({title: (done_count, total)})
 
-    manifest, *_ = run(f"elf:{programs}", stages=recording, out=out)
+    manifest = run(f"elf:{programs}", stages=recording, out=out).manifest
     assert list(last) == [
         "extract samples",
         "find duplicates",
@@ -213,13 +213,13 @@ def test_bound_takes_the_first_distinct_samples(lines, tmp_path, workers):
     distinct_lines = list(dict.fromkeys(lines.read_text().splitlines()))
     for bound in (1, 60, 170, 10**6):
         out = tmp_path / f"{workers}-{bound}"
-        manifest, *_ = run(
+        manifest = run(
             f"text:{lines}",
             out=out,
             tokenizer="wordlevel",
             max_samples=bound,
             workers=workers,
-        )
+        ).manifest
         assert stored(out) == distinct_lines[:bound]
         assert manifest.train.samples == min(bound, len(distinct_lines))
 
@@ -266,12 +266,12 @@ CUT, SPLIT = (LengthLimit(max_tokens=3, long=long) for long in ("truncate", "spl
 def test_follows_options_of_the_request(tmp_path, name, raw, options, samples, counts):
     path = tmp_path / name
     path.write_text(raw)
-    manifest, *_ = run(
+    manifest = run(
         f"{path.suffix[1:]}:{path}",
         out=tmp_path / "data",
         tokenizer="wordlevel",
         **options,
-    )
+    ).manifest
     assert stored(tmp_path / "data") == samples
     source = manifest.source
     counted = ("truncated_samples", "split_samples", "duplicate_samples")
@@ -293,7 +293,9 @@ def test_counts_unknown_tokens(programs, tmp_path):
     given = tmp_path / "small" / "tokenizer.json"
     foreign_text = tmp_path / "other.txt"
     foreign_text.write_text("words that no program holds\n")
-    manifest, *_ = run(f"text:{foreign_text}", out=tmp_path / "other", tokenizer=given)
+    manifest = run(
+        f"text:{foreign_text}", out=tmp_path / "other", tokenizer=given
+    ).manifest
     assert manifest.source.unknown_tokens == 5
 
 
@@ -347,7 +349,7 @@ def test_interrupt_after_publishing_only_cleans_up(lines, tmp_path, overwrite):
         patch.setattr("autotune.corpus.workplace.publish", publish_and_end)
         run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
     before = content(tmp_path / "data")
-    manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite)
+    manifest = run(f"text:{lines}", out=tmp_path / "data", overwrite=overwrite).manifest
     assert manifest == read_manifest(tmp_path / "data")
     assert content(tmp_path / "data") == before
     assert not list(tmp_path.glob(".data.*"))
@@ -358,7 +360,7 @@ def test_existing_dataset_is_kept(lines, tmp_path):
     path = tmp_path / "data" / "train-tokens-00000.npy"
     before = path.stat().st_mtime_ns
     messages = []
-    manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", messages=messages)
+    manifest = run(f"text:{lines}", out=tmp_path / "data", messages=messages).manifest
     assert path.stat().st_mtime_ns == before
     assert "already contains this dataset" in messages[0]
     assert manifest == read_manifest(tmp_path / "data")
