@@ -53,7 +53,7 @@ from autotune.corpus.pieces import (
     pieces_of,
     write_pieces,
 )
-from autotune.corpus.sources import SOURCES, Found, Input, find_input
+from autotune.corpus.sources import SOURCES, Input, SourceFiles, find_input
 from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import (
     COUNT,
@@ -140,7 +140,7 @@ class Prepared:
 
 
 def request_key(
-    request: Request, files: Sequence[Found], tokenizer: bytes | None
+    request: Request, files: Sequence[SourceFiles], tokenizer: bytes | None
 ) -> str:
     """Return a hash of everything that determines the result.
 
@@ -199,7 +199,7 @@ def prepare(
         source_input = find_input(request.sources, request.options, update)
     final = out.resolve()
     content = None if tokenizer is None else tokenizer.content
-    key = request_key(request, source_input.found, content)
+    key = request_key(request, source_input.sources, content)
     unfinished = workplaces.workplace_path(final, key)
     with workplaces.writing(final):
         # With both, the last run was interrupted between its last two steps.
@@ -237,7 +237,7 @@ def prepare(
     return Prepared(
         manifest=manifest,
         first_rejects=read_rejects(final / REJECTS_NAME, _SHOWN_REJECTS),
-        other_files=sum(files.other_files for files in source_input.found),
+        other_files=sum(files.other_files for files in source_input.sources),
     )
 
 
@@ -391,7 +391,7 @@ class _Preparation:
         rejects = self.input.unreadable
         for number in range(len(self.input.partitions)):
             rejects += read_rejects(self._rejects_of(number), 1)
-        files = sum(len(found.files) for found in self.input.found)
+        files = sum(len(source.files) for source in self.input.sources)
         message = f"no sample found in {files} files"
         example = SOURCES[self.input.kinds[0]].example
         next_step = f"Pass a path with samples, such as {example}"

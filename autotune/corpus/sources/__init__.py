@@ -201,7 +201,7 @@ def open_source(spec: str) -> tuple[RawSource, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SourceFiles:
     """Files of a source."""
 
     files: tuple[SourceFile, ...]
@@ -214,7 +214,7 @@ class Found:
 
 def find_files(
     source: RawSource, pattern: str, update: Update = lambda done, total, note: None
-) -> Found:
+) -> SourceFiles:
     """List the files of a kind.
 
     A file with several names, by symbolic or hard links, is listed once. The order is
@@ -264,7 +264,7 @@ def find_files(
         raise _no_files(source, pattern, len(unreadable), other_files)
     files.sort(key=lambda file: _reading_order(file.path))
     unreadable.sort(key=lambda reject: _reading_order(Path(reject.path)))
-    return Found(
+    return SourceFiles(
         files=tuple(files), other_files=other_files, unreadable=tuple(unreadable)
     )
 
@@ -315,7 +315,7 @@ class Input:
 
     kinds: list[str]
     """Kinds of its sources, each once and in alphabetical order."""
-    found: tuple[Found, ...]
+    sources: tuple[SourceFiles, ...]
     """Files of each source."""
     partitions: tuple[Partition, ...]
     """Slices of all files, in reading order."""
@@ -323,7 +323,7 @@ class Input:
     @property
     def unreadable(self) -> list[Reject]:
         """Files that cannot be read."""
-        return [reject for found in self.found for reject in found.unreadable]
+        return [reject for source in self.sources for reject in source.unreadable]
 
 
 def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
@@ -336,13 +336,13 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
     sources = [open_source(spec) for spec in specs]
     for source, _ in sources:
         _check_libraries(source)
-    found = [find_files(source, pattern, update) for source, pattern in sources]
+    files = [find_files(source, pattern, update) for source, pattern in sources]
     all_partitions: list[Partition] = []
-    for (source, _), source_files in zip(sources, found, strict=True):
+    for (source, _), source_files in zip(sources, files, strict=True):
         all_partitions += partitions(source, source_files.files, options)
     return Input(
         kinds=sorted({source.kind for source, _ in sources}),
-        found=tuple(found),
+        sources=tuple(files),
         partitions=tuple(all_partitions),
     )
 
