@@ -215,7 +215,7 @@ def _job_script(
         job: The job.
         site: Site file, or its defaults.
         site_path: Path of the site file; None without one.
-        typed: Command line for jobs that have no command of their own.
+        typed: Command line, for a job that names no command.
 
     Raises:
         BadInput: If the site's time limit is too short for a single trial.
