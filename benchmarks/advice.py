@@ -50,9 +50,9 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "advice_real_promises_kept_share": ("share", ">=", 0.95),
 }
 WITHOUT_INTERVAL = 0.1
-"""What a promise without an interval may be off by."""
+"""Tolerated relative error of a promise without an interval."""
 NOISE_SHARE = 0.05
-"""What two real trainings on a shared machine differ by though nothing was changed."""
+"""Relative difference of two real trainings on a shared machine, nothing changed."""
 ROUNDS = 3
 
 LIMITED: tuple[tuple[str, Cause, Callable[[CacheDirectory], Run]], ...] = (

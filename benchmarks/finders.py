@@ -74,7 +74,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a tool came to."""
+    """Answer of a tool."""
 
     rows: int | None
     """None where it ended without an answer."""
@@ -137,7 +137,7 @@ class _Trials:
 
 
 class _Bench:
-    """What both tools need of the trainer."""
+    """Training steps that both tools try."""
 
     def __init__(self, case: Case) -> None:
         from autotune.trials.jobs.budget import enforce

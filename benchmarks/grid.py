@@ -85,17 +85,17 @@ CASES = (
 
 @dataclass(slots=True, kw_only=True)
 class Grid:
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     model: str
     starting: Configuration
-    """What the probe alone comes to."""
+    """Configuration that the probe alone chooses."""
     window_s: float
     ratios: dict[Configuration, list[float]] = field(default_factory=dict)
     """Ratios of tokens/s to the starting configuration of the same round, one for each
     round of a cell."""
     seconds: dict[Configuration, float] = field(default_factory=dict)
-    """What a window took, start included: median."""
+    """Median duration of a window, start included."""
     reference_rates: list[float] = field(default_factory=list)
     """Tokens/s of the starting configuration, for each group."""
 

@@ -38,7 +38,7 @@ _START_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What all contenders have in common."""
+    """Settings that all contenders share."""
 
     config: TrainConfig
     """Of the trainer under test; its shape, precision, rates and number of samples a

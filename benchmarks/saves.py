@@ -120,7 +120,7 @@ class SavingTrainer:
         self._save_s = 0.0
         self._number = 0
         self.blocked_s: list[float] = []
-        """What each asynchronous call took."""
+        """Duration of each asynchronous call, in seconds."""
         self.state_bytes = state_bytes(self._training)
         self.device_name = ranks.device_name
 

@@ -58,7 +58,7 @@ FAMILY_BARS: dict[str, tuple[str, Direction, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is varied."""
+    """Varied settings of a comparison."""
 
     dropout: float
     vocab_size: int
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one setting came to."""
+    """Measurements of one setting."""
 
     tokens_per_s: Mapping[str, Sequence[float]]
     """Of each contender, per turn, the first left out."""

@@ -127,7 +127,7 @@ class Overhead:
 
     @property
     def share(self) -> float:
-        """What did not go by in children."""
+        """Share of the time that was not spent in children."""
         return 1 - self.seconds_in_children / self.seconds
 
 

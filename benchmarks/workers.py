@@ -76,7 +76,7 @@ REAL_BUDGET_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a rule made of one training."""
+    """Decision of a rule on one training."""
 
     seed: int
     noise: float

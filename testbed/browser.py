@@ -26,7 +26,7 @@ _WIDER_BY = (
     "() => Math.max(0, document.documentElement.scrollWidth - window.innerWidth)"
 )
 PAPER_PX = 690
-"""What is left of a page of A4 between its margins."""
+"""Width of an A4 page between its margins."""
 SERIOUS = ("serious", "critical")
 LONG = 10_000
 HOSTILE = (
@@ -66,7 +66,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """What axe-core finds fault with."""
+    """Fault that axe-core reports."""
 
     rule: str
     impact: str

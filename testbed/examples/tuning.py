@@ -707,8 +707,7 @@ def _step(number: int) -> StepRow:
 def example_inputs(
     trials: int, note: str = ""
 ) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
-    """What a report of all of it is built from, with a second profile that was only
-    probed."""
+    """Return the inputs of a report of it all, with a profile that was only probed."""
     manifest, path = (
         example_manifest(note),
         Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml"),

@@ -88,7 +88,7 @@ is not the driver's."""
 
 @dataclass(slots=True)
 class Wanted:
-    """What torch's libraries ask of one of NVIDIA's."""
+    """Symbols that torch's libraries need from one of NVIDIA's."""
 
     soname: str
     symbols: dict[str, str | None] = field(default_factory=dict)

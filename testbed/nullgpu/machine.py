@@ -41,7 +41,7 @@ _MULTIPROCESSORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong on purpose; field names are the stubs' settings."""
+    """Planned faults; field names are the stubs' settings."""
 
     faults: str = ""
     """``FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES]``, with commas between: a number that a
@@ -74,7 +74,7 @@ NO_FAULTS = Faults()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What came of a command."""
+    """Exit code, output and counts of a command."""
 
     code: int
     out: str

@@ -83,7 +83,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What sets it apart."""
+        """Settings by which the case differs from the usual one."""
         usual = Case(model=self.model)
         changed = {
             key: value

@@ -91,7 +91,7 @@ class SimulatedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCluster:
-    """What nodes there are, and what stands between them."""
+    """Nodes, and the links between them."""
 
     name: str
     ranks_per_node: int
@@ -107,13 +107,13 @@ class SimulatedCluster:
     intra_bytes_per_s: float
     intra_latency_s: float
     micro_batch_extra_s: float
-    """What every micro-batch costs beside its rows."""
+    """Time of every micro-batch in addition to its sequences."""
     update_elements_per_s: float
     """Weights that clipping and the optimizer go through."""
     jitter_share: float
     """Standard deviation of a rank's time for a micro-batch."""
     slowdown_share: float
-    """What computation loses while something travels."""
+    """Share by which communication slows computation down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ ATTENTION_REACH = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What multiplies, and its memory."""
+    """Device with its peak FLOP/s and its memory."""
 
     name: str
     peak_flops_per_s: float

@@ -30,9 +30,9 @@ KNEE_POWERS = (8.0, 16.0, math.inf)
 """How sharply the loader's limit meets the step's: batches that take unequally long
 round the knee."""
 SCALING_LOSS = (0.0, 0.01)
-"""What each further worker loses of its speed to the others."""
+"""Share of its speed that each further worker loses to the others."""
 STEP_COST = (0.0, 0.003)
-"""What each worker takes from the step, in half of the trainings."""
+"""Share by which each worker slows the step down, in half of the trainings."""
 DRIFT_PROBABILITY, DRIFT_SHARE, DRIFT_WINDOWS = 0.5, (0.02, 0.15), (20, 200)
 """A slow wave: its height, and how many windows it takes."""
 OUTLIER_PROBABILITY, OUTLIERS, OUTLIER_LOSS = 0.5, (0.01, 0.05), (0.1, 0.6)
@@ -52,7 +52,7 @@ true share, with the noise."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one window of a simulated training reads."""
+    """Figures of one window of a simulated training."""
 
     tokens_per_s: float
     data_wait_share: float

@@ -74,7 +74,7 @@ RING = {False: (0.02, 0.6), True: (0.8, 5.0)}
 where it is pressed."""
 RING_DEVIATION, LATENCY_S = (0.02, 0.3), (1e-5, 1e-4)
 SLOW = {False: (1.0, 1.04), True: (1.13, 2.2)}
-"""What the slowest rank takes, to all others."""
+"""Time of the slowest rank, divided by that of the others."""
 PHASES_PROBABILITY, PHASE_STEPS = 0.3, (4, 30)
 """Slow ranks that are slow for a while, and then not."""
 JITTER, PERSISTENCE = (0.002, 0.02), (0.0, 0.9)
@@ -94,7 +94,7 @@ times its interval."""
 HELD_UP_PROBABILITY, HELD_UP_STEPS = (0.0, 0.02), (0.2, 2.0)
 """Steps in which something holds up one rank's host."""
 FIRST_STEP = (2.0, 8.0)
-"""What the first one takes, to all others."""
+"""Time of the first step, divided by that of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What a rank's program does beside making batches."""
+    """Work of a rank's program in addition to loading batches."""
 
     launch_s: float
     """Of a kernel."""

@@ -38,13 +38,12 @@ FAILURE_PROBABILITY = 0.03
 ENDLESS_TRIALS = 100
 """So many count as wrong."""
 CONSTANT_SIGMA = 0.1
-"""What the search is told of the error of the prediction's constant, as a share of
-it."""
+"""Relative error of the prediction's constant that the search is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a simulated trial came to."""
+    """Outcome of a simulated trial."""
 
     fits: bool | None
     """None: it failed, and says nothing."""

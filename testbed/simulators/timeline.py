@@ -31,7 +31,7 @@ Several at once: ``a+b``."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What happens by chance, the same whatever is remedied."""
+    """Random draws, the same for every remedy."""
 
     computing_NW: Floats
     """Of all kernels of a rank and step, without what a slow rank takes longer."""
@@ -51,7 +51,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What is done on a machine: training, or a window of tuning."""
+    """Work on a machine: training, or a window of tuning."""
 
     steps: int
     world_size: int

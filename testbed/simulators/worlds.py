@@ -30,11 +30,11 @@ BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "tf32": 190.0, "bf16": 110.0}
 """Moved by one layer outside of its products, forward and backward, for each element of
 its hidden state."""
 FUSED_SHARE = {"memory": 0.5, "launches": 0.3}
-"""What compiling leaves of it, and of launches."""
+"""Share of memory traffic and of launches that remains after compiling."""
 KERNELS_PER_LAYER = 75
 BYTES_PER_LOGIT = 14.0
 SDPA_OVER_VARLEN = 1.6
-"""What attention under a mask takes of attention without, for the same products."""
+"""Time of attention with a mask, divided by attention without, for the same matmuls."""
 NOISE_SHARE = 0.02
 """Of every time that is read."""
 
