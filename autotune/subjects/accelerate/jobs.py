@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.subjects.jobs import load
+from autotune.subjects.jobs.given_arguments import divide_arguments
 from autotune.subjects.jobs.longest_samples import Longest
 from autotune.subjects.jobs.overridden import overridden, require_made
 from autotune.subjects.subject import FACTS, StepFacts
@@ -190,11 +191,12 @@ def _parts(
     from accelerate import Accelerator
 
     make = load.resolve(build, directory)
-    known = load.parameters_of(Accelerator) or {}
-    fields = {name: value for name, value in settings.items() if name in known}
-    others = {name: value for name, value in settings.items() if name not in fields}
+    known = load.named_parameters(Accelerator)
+    given, fields = divide_arguments(make, build, arguments, known, "Accelerator")
+    fields |= {name: value for name, value in settings.items() if name in known}
+    others = {name: value for name, value in settings.items() if name not in known}
     with overridden(Accelerator, fields) as made:
-        parts = make(**load.accepted(make, {**arguments, **others}))
+        parts = make(**load.accepted(make, {**given, **others}))
     if fields:
         require_made(made, Accelerator, build)
     if not isinstance(parts, tuple) or len(parts) != _PARTS:

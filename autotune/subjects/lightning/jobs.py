@@ -12,11 +12,13 @@ In the module that you name with ``--step`` and ``--loader``::
 """
 
 import importlib
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.subjects.jobs import load
+from autotune.subjects.jobs.given_arguments import divide_arguments
 from autotune.subjects.own.subject import LOOP
 from autotune.subjects.subject import FACTS, StepFacts
 from trainer.formats.errors import BadConfig
@@ -191,7 +193,7 @@ def build_step(
     Raises:
         BadConfig: If it returns no module.
     """
-    module, data, options = _parts(build, {**arguments, **others}, directory)
+    module, data, options = _parts(build, arguments, directory, others)
     if precision is not None:
         options = options | {"precision": precision}
     prepared((data, module))
@@ -266,7 +268,7 @@ def build_loader(
     Raises:
         BadConfig: If it returns no module.
     """
-    module, data, _ = _parts(build, {**arguments, **others}, directory)
+    module, data, _ = _parts(build, arguments, directory, others)
     owner = module if data is None else data
     return module_loader(owner, num_workers, micro_batch_size)
 
@@ -297,23 +299,25 @@ def _attribute(owners: tuple[Any, ...], name: str) -> Any:
 
 
 def _parts(
-    build: str, arguments: Mapping[str, Any], directory: str
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    others: Mapping[str, Any],
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Return the module, its data or None, and options of the ``Trainer``."""
     make = load.resolve(build, directory)
-    made = make(**load.accepted(make, arguments))
-    module, data, options = (
-        (*made, None, None)[:3]
-        if isinstance(made, tuple)
-        else (
-            made,
-            None,
-            None,
-        )
-    )
+    # Both packages have the same Trainer; yours has imported one of them by now.
+    is_older = "lightning.pytorch" not in sys.modules
+    package = "pytorch_lightning" if is_older else "lightning.pytorch"
+    known = load.named_parameters(importlib.import_module(package).Trainer)
+    given, fields = divide_arguments(make, build, arguments, known, "Trainer")
+    made = make(**load.accepted(make, {**given, **others}))
+    module, data, options = made, None, None
+    if isinstance(made, tuple):
+        module, data, options = (*made, None, None)[:3]
     if not hasattr(module, "configure_optimizers"):
         raise BadConfig(
             f"{build} returned {type(module).__name__}, which is no LightningModule",
             next_step="Return a module, or (module, datamodule).",
         )
-    return module, data, dict(options or {})
+    return module, data, {**(options or {}), **fields}

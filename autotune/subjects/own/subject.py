@@ -16,6 +16,7 @@ from autotune.subjects.subject import (
     Setting,
     Size,
 )
+from trainer.formats.errors import BadConfig
 from trainer.formats.tables import StrictTable, parse_table
 
 SIZE = MICRO_BATCH_SIZE
@@ -86,8 +87,24 @@ class FunctionSubject(StrictTable):
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the subject that ``table`` describes."""
-        return parse_table(cls, dict(table), where="[subject]")
+        """Return the subject that ``table`` describes.
+
+        Raises:
+            BadConfig: If the table is invalid, or has an argument that autotune sets
+                under another name.
+        """
+        subject = parse_table(cls, dict(table), where="[subject]")
+        for name, library_name in cls.adapter.names.items():
+            if library_name != name and library_name in subject.arguments:
+                value = subject.arguments[library_name]
+                raise BadConfig(
+                    f"{library_name}={value} cannot be set: autotune sets"
+                    f" {library_name}, which it calls {name}",
+                    next_step=f"To fix it in a sweep of workers: --set {name}={value}"
+                    if name == subject.along
+                    else "Leave it out.",
+                )
+        return subject
 
     def table(self) -> dict[str, Any]:
         """Return the functions, their arguments, and the searched argument."""
@@ -204,7 +221,10 @@ class FunctionSubject(StrictTable):
             return Call(
                 function=function, arguments={**present, **self.arguments, **choice}
             )
-        arguments = {"build": function, "arguments": self.arguments, **present}
+        # The library's trainer has the size, not the function that makes it.
+        given = dict(self.arguments)
+        size = {self.along: given.pop(self.along)} if self.along in given else {}
+        arguments = {"build": function, "arguments": given, **present, **size}
         return Call(function=adapter, arguments={**arguments, **choice})
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:

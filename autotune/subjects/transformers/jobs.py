@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.subjects.jobs import load
+from autotune.subjects.jobs.given_arguments import divide_arguments
 from autotune.subjects.jobs.longest_samples import Longest
 from autotune.subjects.jobs.overridden import overridden, require_made
 from autotune.subjects.own.subject import LOOP
@@ -291,14 +292,12 @@ def _make_trainer(
     from transformers import Trainer, TrainingArguments
 
     make = load.resolve(build, directory)
-    fields = {
-        name: value
-        for name, value in settings.items()
-        if name in TrainingArguments.__dataclass_fields__
-    }
-    others = {name: value for name, value in settings.items() if name not in fields}
+    known = TrainingArguments.__dataclass_fields__
+    given, fields = divide_arguments(make, build, arguments, known, "TrainingArguments")
+    fields |= {name: value for name, value in settings.items() if name in known}
+    others = {name: value for name, value in settings.items() if name not in known}
     with overridden(TrainingArguments, fields) as made:
-        trainer = make(**load.accepted(make, {**arguments, **others}))
+        trainer = make(**load.accepted(make, {**given, **others}))
     if fields:
         require_made(made, TrainingArguments, build)
     if not isinstance(trainer, Trainer):
