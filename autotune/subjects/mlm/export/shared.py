@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from autotune.subjects.mlm.export.table import Raw, RunToExport, Value
+from autotune.subjects.mlm.export.table import Raw, RunToExport, SettingRow, Value
 
 NO_RECORD = "without run record, steps and events"
 """Remark on the run directory, whose files are those of the target."""
@@ -192,6 +192,58 @@ static_graph = only_if(
 # Always written: transformers looks for unused parameters by default, and DDP sends
 # buffers by default.
 turned_off_in_ddp = only_if(lambda run: not run.fsdp, False)
+
+
+def ddp_rows(argument: Callable[[str], str]) -> tuple[SettingRow, ...]:
+    """Return the rows of DDP that trainers of accelerate have in common.
+
+    Args:
+        argument: Function from the name of a setting to the argument that takes it:
+            ``static_graph`` is ``ddp_static_graph`` for one trainer.
+    """
+    return (
+        SettingRow(
+            "parallel.bucket_cap_mib", argument("bucket_cap_mb"), bucket_cap_mib
+        ),
+        SettingRow("parallel.static_graph", argument("static_graph"), static_graph),
+        SettingRow(
+            "every parameter is used",
+            argument("find_unused_parameters"),
+            turned_off_in_ddp,
+        ),
+        SettingRow(
+            "no synchronisation of buffers",
+            argument("broadcast_buffers"),
+            turned_off_in_ddp,
+        ),
+    )
+
+
+def fsdp_row(prefix: str) -> SettingRow:
+    """Return the row of FSDP that trainers of accelerate have in common.
+
+    Args:
+        prefix: Prefix of the names of its settings.
+    """
+
+    def config(run: RunToExport) -> Value:
+        if not run.fsdp:
+            return None
+        settings = {
+            "version": 2,
+            "reshard_after_forward": True,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            # FSDP checkpoints activations itself.
+            "activation_checkpointing": run.checkpoints_activations,
+        }
+        return {f"{prefix}{name}": value for name, value in settings.items()}
+
+    return SettingRow(
+        "layers gathered one at a time",
+        "fsdp_config",
+        config,
+        near=other_layers_remark,
+    )
 
 
 def timeout(run: RunToExport) -> Raw:

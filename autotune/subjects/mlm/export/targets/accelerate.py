@@ -26,18 +26,6 @@ def _distributed_type(run: RunToExport) -> str:
     return "MULTI_GPU" if run.on_gpu else "MULTI_CPU"
 
 
-def _fsdp_config(run: RunToExport) -> Value:
-    """Return the settings of FSDP."""
-    if not run.fsdp:
-        return None
-    return {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": True,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": run.checkpoints_activations,
-    }
-
-
 def _parallelism_config(run: RunToExport) -> Value:
     """Return the settings of HSDP; None without it."""
     copies = shared.copies_of_weights(run)
@@ -131,26 +119,7 @@ TARGET = ExportTarget(
             "ProjectConfiguration(total_limit)",
             shared.kept_checkpoints,
         ),
-        SettingRow(
-            "parallel.bucket_cap_mib",
-            "DistributedDataParallelKwargs(bucket_cap_mb)",
-            shared.bucket_cap_mib,
-        ),
-        SettingRow(
-            "parallel.static_graph",
-            "DistributedDataParallelKwargs(static_graph)",
-            shared.static_graph,
-        ),
-        SettingRow(
-            "every parameter is used",
-            "DistributedDataParallelKwargs(find_unused_parameters)",
-            shared.turned_off_in_ddp,
-        ),
-        SettingRow(
-            "no synchronisation of buffers",
-            "DistributedDataParallelKwargs(broadcast_buffers)",
-            shared.turned_off_in_ddp,
-        ),
+        *shared.ddp_rows("DistributedDataParallelKwargs({})".format),
         SettingRow("launch", "compute_environment", "LOCAL_MACHINE"),
         SettingRow(
             "parallel.strategy",
@@ -159,12 +128,7 @@ TARGET = ExportTarget(
             near=shared.bf16_weights_remark,
             lost=shared.plain_ddp_remark,
         ),
-        SettingRow(
-            "layers gathered one at a time",
-            "fsdp_config",
-            _fsdp_config,
-            near=shared.other_layers_remark,
-        ),
+        shared.fsdp_row("fsdp_"),
         SettingRow(
             "parallel.shard_ranks",
             "parallelism_config",

@@ -7,24 +7,9 @@ from autotune.subjects.mlm.export.program import MODEL_CODE, MODEL_ROWS
 from autotune.subjects.mlm.export.shared import only_if
 from autotune.subjects.mlm.export.table import (
     ExportTarget,
-    RunToExport,
     SettingRow,
-    Value,
 )
 from autotune.subjects.mlm.export.unexpressed import UNEXPRESSED_ROWS
-
-
-def _fsdp_config(run: RunToExport) -> Value:
-    """Return the settings of FSDP, which checkpoints activations itself."""
-    if not run.fsdp:
-        return None
-    return {
-        "version": 2,
-        "reshard_after_forward": True,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "activation_checkpointing": run.checkpoints_activations,
-    }
-
 
 TARGET = ExportTarget(
     written_for="transformers 5.23",
@@ -74,20 +59,7 @@ TARGET = ExportTarget(
             shared.persistent_workers,
         ),
         SettingRow("checkpoint.keep_last", "save_total_limit", shared.kept_checkpoints),
-        SettingRow(
-            "parallel.bucket_cap_mib", "ddp_bucket_cap_mb", shared.bucket_cap_mib
-        ),
-        SettingRow("parallel.static_graph", "ddp_static_graph", shared.static_graph),
-        SettingRow(
-            "every parameter is used",
-            "ddp_find_unused_parameters",
-            shared.turned_off_in_ddp,
-        ),
-        SettingRow(
-            "no synchronisation of buffers",
-            "ddp_broadcast_buffers",
-            shared.turned_off_in_ddp,
-        ),
+        *shared.ddp_rows("ddp_{}".format),
         SettingRow("device", "use_cpu", lambda run: not run.on_gpu),
         SettingRow("precision", "bf16", lambda run: run.has_bf16),
         SettingRow(
@@ -195,12 +167,7 @@ TARGET = ExportTarget(
             near=shared.bf16_weights_remark,
             lost=shared.plain_ddp_remark,
         ),
-        SettingRow(
-            "layers gathered one at a time",
-            "fsdp_config",
-            _fsdp_config,
-            near=shared.other_layers_remark,
-        ),
+        shared.fsdp_row(""),
         SettingRow("parallel.shard_ranks", lost=shared.one_copy_remark),
         SettingRow("parallel.gradient_dtype", lost=shared.gradient_dtype_remark),
         SettingRow(
