@@ -116,18 +116,11 @@ def build_step(
 ) -> Callable[..., None]:
     """Return the step of the loop whose parts a function returns.
 
-    Args:
-        build: Name of the function.
-        arguments: Its fixed arguments.
-        directory: Directory from which it is imported.
-        device: Device of the trial.
-        micro_batch_size: Size to try.
-        losses: True to keep the loss of each micro-batch.
-        settings: Arguments of ``Accelerator``, and further ones of the function.
+    ``Adapter`` has the arguments; settings are arguments of ``Accelerator``.
 
     Raises:
-        BadConfig: If it does not return the parts, or its Accelerator is on another
-            device.
+        BadConfig: If the function does not return the parts, or its Accelerator is on
+            another device.
     """
     parts = _parts(build, arguments, directory, settings)
     accelerator, model, optimizer, dataset, collate = parts
@@ -156,18 +149,7 @@ def build_loader(
 ) -> Any:
     """Return a DataLoader of the dataset whose parts a function returns.
 
-    Args:
-        build: Name of the function.
-        arguments: Its fixed arguments.
-        directory: Directory from which it is imported.
-        num_workers: DataLoader workers.
-        micro_batch_size: Samples of a batch.
-        prefetch_factor: Batches that each worker prefetches; None for torch's default.
-        pin_memory: True to pin batches.
-        settings: Arguments of ``Accelerator``, and further ones of the function.
-
-    Raises:
-        BadConfig: If it does not return the parts.
+    ``Adapter`` has the arguments and errors.
     """
     from torch.utils.data import DataLoader
 

@@ -178,20 +178,9 @@ def build_step(
 ) -> Callable[[], None]:
     """Return the loop of the module that a function returns.
 
-    Args:
-        build: Name of the function.
-        arguments: Its fixed arguments.
-        directory: Directory from which it is imported.
-        device: Device of the trial.
-        micro_batch_size: Size to try; None keeps the data's.
-        precision: Precision of Lightning's ``Trainer``; None keeps that of the
-            function's options.
-        losses: True to keep the loss of each micro-batch.
-        prepared: Called with the data and the module, before the loop is made.
-        others: Further arguments of the function.
-
-    Raises:
-        BadConfig: If it returns no module.
+    ``Adapter`` has the arguments and errors; ``precision`` is that of Lightning's
+    ``Trainer``. ``prepared`` is called with the data and the module before the loop is
+    made.
     """
     module, data, options = _parts(build, arguments, directory, others)
     if precision is not None:
@@ -257,16 +246,7 @@ def build_loader(
 ) -> Any:
     """Return the training loader of the module that a function returns.
 
-    Args:
-        build: Name of the function.
-        arguments: Its fixed arguments.
-        directory: Directory from which it is imported.
-        num_workers: DataLoader workers.
-        micro_batch_size: Samples of a batch; None keeps the data's.
-        others: Further arguments of the function.
-
-    Raises:
-        BadConfig: If it returns no module.
+    ``Adapter`` has the arguments and errors.
     """
     module, data, _ = _parts(build, arguments, directory, others)
     owner = module if data is None else data

@@ -38,14 +38,25 @@ _LONGEST_NAME = 100
 class Adapter:
     """How a library's trainer becomes a step and a loader.
 
-    Without an adapter, your functions build them.
+    Without an adapter, your functions build them. Those of an adapter get:
+
+    - ``build``: the name of your function, which makes the library's trainer.
+    - ``arguments``: its fixed arguments. One that it does not name is a setting of the
+      library; one that neither takes is an error.
+    - ``directory``: the directory from which it is imported.
+    - ``micro_batch_size``: the size to try; None keeps that of your trainer.
+    - ``losses``: True to keep the loss of each micro-batch.
+    - Settings of the library, which replace yours, and other arguments of your
+      function.
+
+    They raise ``BadConfig`` if your function returns something else.
     """
 
     step_function: str | None = None
-    """Function that builds the step. It gets ``build`` (the name of yours),
-    ``arguments`` for yours, and the choice of settings."""
+    """Function that builds the step, for ``device``."""
     loader_function: str | None = None
-    """Function that builds the loader, called alike."""
+    """Function that builds the loader, with ``num_workers`` and those of
+    ``prefetch_factor`` and ``pin_memory`` that it takes; None keeps yours."""
     training_function: str | None = None
     """Function that trains by the library's own loop and loader until it is stopped,
     called alike with the loader's settings; None if the step takes batches."""

@@ -174,17 +174,8 @@ def build_step(
 ) -> Callable[[], None]:
     """Return the training loop of the ``Trainer`` that a function makes.
 
-    Args:
-        build: Name of the function.
-        arguments: Its fixed arguments.
-        directory: Directory from which it is imported.
-        device: Device of the trial.
-        micro_batch_size: Size to try; None keeps the trainer's.
-        losses: True to keep the loss of each micro-batch.
-        settings: Fields of ``TrainingArguments``, and other arguments of the function.
-
-    Raises:
-        BadConfig: If it makes no ``Trainer``.
+    ``Adapter`` has the arguments and errors; settings are fields of
+    ``TrainingArguments``.
     """
     trainer = _make_trainer(build, arguments, directory, settings)
     size = micro_batch_size or trainer.args.per_device_train_batch_size
@@ -240,18 +231,7 @@ def build_loader(
 ) -> Any:
     """Return the training loader of the ``Trainer`` that a function makes.
 
-    Args:
-        build: Name of the function.
-        arguments: Its fixed arguments.
-        directory: Directory from which it is imported.
-        num_workers: DataLoader workers.
-        micro_batch_size: Samples of a batch; None keeps the trainer's.
-        prefetch_factor: Batches that each worker prefetches; None keeps the trainer's.
-        pin_memory: True to pin batches; None keeps the trainer's.
-        settings: Fields of ``TrainingArguments``, and other arguments of the function.
-
-    Raises:
-        BadConfig: If it makes no ``Trainer``.
+    ``Adapter`` has the arguments and errors.
     """
     trainer = _make_trainer(build, arguments, directory, settings)
     _set_loader(trainer.args, num_workers, prefetch_factor, pin_memory)
