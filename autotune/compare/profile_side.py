@@ -8,14 +8,13 @@ from autotune.base.window_statistics import estimate_from_bounds, estimate_windo
 from autotune.compare import decide
 from autotune.compare.decide import Circumstance, Measurement, Metric, Side
 from autotune.compare.side_words import (
-    ALLOCATOR_MARK,
-    NOTHING_TIMED,
     READ_FROM,
+    allocator_mark,
     counted,
 )
 from autotune.evidence.profile import Profile
 from autotune.evidence.workers import WorkersEvidence
-from autotune.machine.values import is_pretended
+from autotune.machine.values import NOTHING_TIMED
 from autotune.profiles.decide.rates import Rate, positive_figures, training_rates
 from autotune.profiles.store import StoredProfile
 from trainer.formats.nested_tables import flatten_table
@@ -29,7 +28,7 @@ def profile_side(stored: StoredProfile, name: str) -> Side:
             "the profile was edited by hand: its figures are those of the settings"
             " before"
         )
-    if is_pretended(stored.profile.fingerprint.driver):
+    if not stored.profile.fingerprint.gpu.takes_time:
         notes.append(NOTHING_TIMED)
     side_of = _trainer_side if stored.profile.has_train else _own_side
     return side_of(stored.profile, name, tuple(notes))
@@ -172,11 +171,6 @@ def _origin_of(rate: Rate) -> str:
     return origin
 
 
-def _allocator_mark(profile: Profile) -> str:
-    """Return the end of the names of peaks, if the GPU is a pretended one."""
-    return ALLOCATOR_MARK if is_pretended(profile.fingerprint.driver) else ""
-
-
 def _trainer_figures(profile: Profile) -> Iterator[Measurement]:
     """Yield the figures of the probe, and those of the worker sweep."""
     probe = profile.evidence.probe
@@ -189,7 +183,7 @@ def _trainer_figures(profile: Profile) -> Iterator[Measurement]:
         )
         yield Measurement(
             metric=decide.PEAK_MEMORY,
-            of=f"largest micro-batch{_allocator_mark(profile)}",
+            of=f"largest micro-batch{allocator_mark(profile.fingerprint.gpu)}",
             estimate=estimate_single(probe.feasible_peak_bytes),
         )
         points = [(point, "cached batches") for point in probe.curve]
@@ -210,7 +204,7 @@ def _own_figures(profile: Profile) -> Iterator[Measurement]:
     probe = profile.evidence.probe
     subject = profile.subject
     if probe is not None:
-        mark = _allocator_mark(profile)
+        mark = allocator_mark(profile.fingerprint.gpu)
         yield Measurement(
             metric=decide.largest(subject.size),
             of="under the budget",

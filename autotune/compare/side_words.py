@@ -1,5 +1,7 @@
 """Words that several kinds of sides share, so that their figures have equal names."""
 
+from autotune.machine.values import MeasuredGpu
+
 READ_FROM = {
     "confirmed": "windows as training runs",
     "training": "windows with the tuned settings",
@@ -7,13 +9,14 @@ READ_FROM = {
     "steps": "steps of the probe",
 }
 """Words for the origin of a rate."""
-NOTHING_TIMED = (
-    "its GPU is a pretended one: memory is that of torch's allocator, and there are no"
-    " timings"
-)
-"""Note on a side that was measured on a pretended GPU."""
-ALLOCATOR_MARK = ", allocator"
-"""End of the name of a peak on a pretended GPU, which no peak of a real one matches."""
+
+
+def allocator_mark(gpu: MeasuredGpu) -> str:
+    """Return the end of the name of a peak that only torch's allocator knows.
+
+    Such peaks are not compared with those of a GPU that takes time.
+    """
+    return "" if gpu.takes_time else ", allocator"
 
 
 def counted(count: object, noun: str) -> str:

@@ -12,9 +12,9 @@ from autotune.base.window_statistics import estimate_windows
 from autotune.compare import decide
 from autotune.compare.decide import Circumstance, Measurement, Side
 from autotune.compare.run_side import hash_model
-from autotune.compare.side_words import ALLOCATOR_MARK, NOTHING_TIMED, counted
+from autotune.compare.side_words import allocator_mark, counted
 from autotune.errors import BadInput
-from autotune.machine.values import is_pretended
+from autotune.machine.values import NOTHING_TIMED, MeasuredGpu
 from autotune.profiles.decide.rates import positive_figures
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.job_figures import StepFigures, WindowFigures
@@ -144,7 +144,7 @@ def _notes(last: TrialRecord, left_out: int) -> Iterator[str]:
         yield f"{left_out} records are left out: corrupt, or of other sites"
     if last.made_on is None:
         yield "its trials do not name their machine: the machines may differ"
-    elif is_pretended(last.made_on.driver):
+    elif not last.made_on.gpu.takes_time:
         yield NOTHING_TIMED
 
 
@@ -186,12 +186,9 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterator[Measuremen
         if isinstance(trial.outcome, Measured)
     ]
     machine = group[0].made_on
-    gpu_name = None if machine is None else machine.gpu_name
-    driver = None if machine is None else machine.driver
+    gpu = MeasuredGpu(name=None, driver=None) if machine is None else machine.gpu
     with_rate = [
-        outcome
-        for trial, outcome in measured
-        if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)
+        outcome for trial, outcome in measured if has_rate(trial, outcome, gpu)
     ]
     if group[0].job == "window":
         yield from _window_figures(of, [WindowFigures.of(each) for each in with_rate])
@@ -201,10 +198,9 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterator[Measuremen
         StepFigures.of(outcome).peak_bytes for _, outcome in measured
     )
     if peaks_bytes:
-        mark = ALLOCATOR_MARK if is_pretended(driver) else ""
         yield Measurement(
             metric=decide.PEAK_MEMORY,
-            of=f"{of}{mark}",
+            of=f"{of}{allocator_mark(gpu)}",
             estimate=estimate_single(max(peaks_bytes)),
         )
 

@@ -81,7 +81,7 @@ class SizeRow(StrictTable):
     """Peak memory; None if the size did not fit."""
     step_s: PositiveFloat | None = None
     """Median time of the steps but the first; None if the size did not fit, or on a
-    pretended GPU."""
+    GPU that takes no time to compute."""
 
 
 class ProbeEvidence(StrictTable):

@@ -26,7 +26,7 @@ from autotune.evidence.explore import ExploreEvidence
 from autotune.evidence.network import NetworkEvidence
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.workers import WorkersEvidence
-from autotune.machine.values import is_pretended
+from autotune.machine.values import MeasuredGpu
 from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.tables import StrictTable
 from trainer.formats.train_config import (
@@ -178,13 +178,18 @@ class Fingerprint(StrictTable):
     data."""
 
     @property
+    def gpu(self) -> MeasuredGpu:
+        """The GPU by name and driver."""
+        return MeasuredGpu(name=self.gpu_name, driver=self.driver)
+
+    @property
     def bytes_known(self) -> Literal["measured", "allocator"]:
         """Origin of the profile's sizes in bytes.
 
         ``measured`` on a real device; ``allocator`` on a pretended GPU, as only torch's
         allocator is real there.
         """
-        return "allocator" if is_pretended(self.driver) else "measured"
+        return "measured" if self.gpu.takes_time else "allocator"
 
 
 class Provenance(StrictTable):

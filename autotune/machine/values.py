@@ -11,13 +11,31 @@ from datetime import datetime
 from autotune.cluster.slurm_facts import SlurmFacts
 from trainer.formats.gpus import GpuFacts, GpuProcess, GpuSample, Unavailable
 
+NOTHING_TIMED = (
+    "pretended GPU: memory is that of torch's allocator, and nothing was timed"
+)
+"""Remark on figures of a GPU that takes no time to compute."""
+_PRETENDED_DRIVER = "(nullgpu)"
+"""End of the version that the simulated driver of this project's tests reports."""
 
-def is_pretended(driver: str | None) -> bool:
-    """Return True if this driver is simulated.
 
-    Its kernels do nothing, so memory figures are real, but no rate is.
-    """
-    return driver is not None and driver.endswith("(nullgpu)")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGpu:
+    """The GPU of a measurement."""
+
+    name: str | None
+    """Name, as its driver reports it; None on a CPU."""
+    driver: str | None
+    """Version of its driver; None on a CPU, or if it is not known."""
+
+    @property
+    def takes_time(self) -> bool:
+        """False if the GPU is a pretended one.
+
+        Its kernels do nothing, so that memory figures are real, but no rate is. A CPU
+        takes time.
+        """
+        return self.driver is None or not self.driver.endswith(_PRETENDED_DRIVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,7 +215,7 @@ def _rows(search: SizeSearch) -> list[SizeRow]:
             continue
         size = trial.micro_batch_size
         step_s = None
-        if trial.fits and not search.runner.pretended:
+        if trial.fits and search.runner.measures_time:
             step_s = statistics.median(search.figures[size].step_s) or None
         rows.append(
             SizeRow(

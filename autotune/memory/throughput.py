@@ -79,7 +79,7 @@ def measure_throughput(
     limit = with_headroom(feasible_max // unit, probe.headroom_share) * unit
     if not probe.measures_throughput:
         return _unmeasured(limit, "its throughput was not requested")
-    if runner.pretended:
+    if not runner.measures_time:
         return _unmeasured(limit, "on a pretended GPU no throughput is measured")
     curve_meter = _CurveMeter(probe=probe, runner=runner, study=study)
     try:

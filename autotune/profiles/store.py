@@ -79,7 +79,7 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
         BadConfig: If the file cannot be read.
         BadInput: If the profile is invalid.
         Undecided: If the profile has a rate that its GPU cannot reach.
-        MachineLacks: If the profile has a rate of a pretended GPU.
+        MachineLacks: If it has a rate of a GPU that takes no time to compute.
     """
     if tables is None:
         tables = read_tables(path)
@@ -211,7 +211,7 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
 
     Raises:
         Undecided: If the profile has a rate that its GPU cannot reach.
-        MachineLacks: If the profile has a rate of a pretended GPU.
+        MachineLacks: If it has a rate of a GPU that takes no time to compute.
     """
     check_profile(profile)
     previous_path = None

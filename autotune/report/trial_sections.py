@@ -140,13 +140,8 @@ def _trial_row(finished: FinishedTrial, fingerprint: Fingerprint) -> _TrialRow:
         row = _window_row(finished, WindowFigures.of(outcome))
     else:
         return _TrialRow(finished=finished)
-    rate_is_real = has_rate(
-        finished.trial,
-        outcome,
-        gpu_name=fingerprint.gpu_name,
-        driver=fingerprint.driver,
-    )
-    return row if rate_is_real else replace(row, padded_tokens_per_s=None)
+    is_rated = has_rate(finished.trial, outcome, fingerprint.gpu)
+    return row if is_rated else replace(row, padded_tokens_per_s=None)
 
 
 def _step_row(finished: FinishedTrial, step: StepFigures) -> _TrialRow:

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from autotune.base.clock import Clock
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, StartAgain, Undecided
-from autotune.machine.values import is_pretended
 from autotune.trials.decide.plausibility import (
     RATE_JOBS,
     check_rates,
-    check_real,
+    check_takes_time,
     is_possible,
     rates_of_trial,
 )
@@ -97,11 +96,11 @@ class TrialRunner:
             OutOfTime: If the trial is likely to end after ``budget_ends_s``.
             StartAgain: If the trial may exceed ``job_ends_s``.
             Undecided: If the GPU cannot reach a rate that was measured.
-            MachineLacks: If a rate is to be measured on a pretended GPU.
+            MachineLacks: If a rate is to be measured on a GPU that takes no time.
         """
         takes_rate = timed or trial.job in RATE_JOBS
         if takes_rate and self.made_on is not None:
-            check_real(self.made_on.gpu_name, self.made_on.driver, label)
+            check_takes_time(self.made_on.gpu, label)
         known = None
         if not remeasure:
             known = self._reusable(trial, takes_rate=takes_rate)
@@ -190,9 +189,9 @@ class TrialRunner:
         )
 
     @property
-    def pretended(self) -> bool:
-        """True if the GPU is a pretended one, on which only memory can be measured."""
-        return self.made_on is not None and is_pretended(self.made_on.driver)
+    def measures_time(self) -> bool:
+        """False on a GPU that takes no time, where only memory can be measured."""
+        return self.made_on is None or self.made_on.gpu.takes_time
 
     @property
     def seconds(self) -> float:

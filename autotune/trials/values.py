@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from autotune.machine.values import MeasuredGpu
 from autotune.trials.job_figures import check_figures
 from autotune.trials.outcomes import Measured, Outcome, outcome_from_json
 from trainer.formats.canonical_json import canonical_sha256
@@ -172,6 +173,11 @@ class MadeOn(StrictTable):
     load_average_1min: Annotated[float, Field(ge=0)] | None = None
     """Load average when the command began, before its own trials; None if it is not
     known."""
+
+    @property
+    def gpu(self) -> MeasuredGpu:
+        """The GPU by name and driver."""
+        return MeasuredGpu(name=self.gpu_name, driver=self.driver)
 
     @property
     def machine(self) -> str:

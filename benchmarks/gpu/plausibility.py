@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.machine.values import is_pretended
+from autotune.machine.values import MeasuredGpu
 from autotune.profiles.store import read_profile
 from autotune.trials.decide.plausibility import SLACK, GpuRate, check_rates
 from autotune.trials.decide.profile_rates import check_profile
@@ -31,7 +31,7 @@ def reasons_against(folder: Path, check: Mapping[str, Any]) -> list[str]:
         reasons.append(f"a pretended GPU: {', '.join(check['pretended_by'])} is set")
     if not driver:
         reasons.append("its driver is not known")
-    elif is_pretended(driver) or "nullgpu" in json.dumps(stages).lower():
+    elif not _takes_time(driver) or "nullgpu" in json.dumps(stages).lower():
         reasons.append(f"a pretended {gpu} (driver {driver})")
     if gpu is None or peak_flops_per_s(gpu, "bf16") is None:
         reasons.append(
@@ -51,11 +51,16 @@ def reasons_against(folder: Path, check: Mapping[str, Any]) -> list[str]:
             reasons.append(f"{name}: {error.message}")
             continue
         # A kept profile may be of an earlier call, with another driver.
-        if measured_gpu != gpu or not measured_driver or is_pretended(measured_driver):
+        is_known = measured_gpu == gpu and bool(measured_driver)
+        if not is_known or not _takes_time(measured_driver):
             reasons.append(f"{name} is of {measured_gpu}, driver {measured_driver}")
     if not measured and len(ended) <= len(check["proofs"]):
         reasons.append("nothing was measured")
     return list(dict.fromkeys(reasons))
+
+
+def _takes_time(driver: str | None) -> bool:
+    return MeasuredGpu(name=None, driver=driver).takes_time
 
 
 def _unproven(check: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.base.wording import format_bounds, format_number
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
+from autotune.machine.values import NOTHING_TIMED
 from autotune.memory.sections.peak_contents import peak_contents_section
 from autotune.profiles.decide.follow_up import probe_command, workers_command
 from autotune.profiles.reported_profile import ReportedProfile
@@ -141,9 +142,7 @@ def step_lines(profile: Profile) -> Iterator[str]:
             " step may need more memory"
         )
     if profile.fingerprint.bytes_known == "allocator":
-        yield (
-            "pretended GPU: memory is that of torch's allocator, and nothing was timed"
-        )
+        yield NOTHING_TIMED
 
 
 def _rates_table(profile: Profile, found: ProbeEvidence) -> tuple[doc.Block, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from autotune.base.wording import plural
 from autotune.evidence.probe import LOWER_BOUND
 from autotune.evidence.profile import Profile
+from autotune.machine.values import NOTHING_TIMED
 from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.profiles.decide.batch_split import SPLIT_FACTORS, split_global_batch
 from autotune.profiles.sections import global_batch_words
@@ -46,10 +47,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
             " (--max-micro-batch-size)"
         )
     if profile.fingerprint.bytes_known == "allocator":
-        yield (
-            "pretended GPU: memory is that of torch's allocator, and throughput was not"
-            " measured"
-        )
+        yield NOTHING_TIMED
     if probe.not_traced:
         yield f"no memory prediction: {probe.not_traced}"
 

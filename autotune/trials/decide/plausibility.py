@@ -1,9 +1,9 @@
-"""Rejection of rates that no GPU can reach, and of every rate of a pretended GPU. Pure.
+"""Rejection of rates that no GPU can reach, and of all rates without computation. Pure.
 
 A faulty clock, driver or kernel gives figures that look like an enormous speed. To
 detect them, each rate is converted to the FLOP/s, or bytes/s of links, that it takes at
-least, and compared with the GPU's data sheet. A pretended GPU is this project's
-simulated one, whose kernels do nothing.
+least, and compared with the GPU's data sheet. A GPU that takes no time to compute, as
+``MeasuredGpu`` knows, has no rate at all.
 
 The rates here are those of trials; ``profile_rates`` and ``run_rates`` check profiles
 and training runs.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotune.errors import MachineLacks, Undecided
-from autotune.machine.values import is_pretended
+from autotune.machine.values import MeasuredGpu
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
 from trainer.formats.encoder_shape import encoder_shape
@@ -101,21 +101,20 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
     return True
 
 
-def check_real(gpu_name: str | None, driver: str | None, subject: str) -> None:
-    """Check that a rate is not measured on a pretended GPU.
+def check_takes_time(gpu: MeasuredGpu, subject: str) -> None:
+    """Check that a rate is measured on a GPU that takes time to compute.
 
     Args:
-        gpu_name: Name of the GPU, for the message.
-        driver: Version of its driver, which shows if the GPU is pretended.
+        gpu: The GPU.
         subject: Name of the rate, for the message.
 
     Raises:
-        MachineLacks: If the GPU is pretended.
+        MachineLacks: If the GPU takes no time.
     """
-    if is_pretended(driver):
+    if not gpu.takes_time:
         raise MachineLacks(
-            f"{subject} cannot be measured on a pretended {gpu_name} (driver {driver}):"
-            " its kernels do nothing",
+            f"{subject} cannot be measured on a pretended {gpu.name} (driver"
+            f" {gpu.driver}): its kernels do nothing",
             next_step=(
                 "Measure on a real GPU. On this one only memory can be measured:"
                 " autotune probe"
@@ -123,17 +122,15 @@ def check_real(gpu_name: str | None, driver: str | None, subject: str) -> None:
         )
 
 
-def has_rate(
-    trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None
-) -> bool:
+def has_rate(trial: Trial, outcome: Measured, gpu: MeasuredGpu) -> bool:
     """Return whether a trial measured a rate that its device can reach.
 
-    A pretended GPU can reach none; CPUs and unknown GPUs have no limit.
+    CPUs and unknown GPUs have no limit.
     """
     return (
         trial.is_timed
-        and not is_pretended(driver)
-        and is_possible(gpu_name, rates_of_trial(trial, outcome))
+        and gpu.takes_time
+        and is_possible(gpu.name, rates_of_trial(trial, outcome))
     )
 
 

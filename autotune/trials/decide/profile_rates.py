@@ -8,7 +8,7 @@ from autotune.evidence.profile import Profile, fill_share
 from autotune.trials.decide.plausibility import (
     GpuRate,
     check_rates,
-    check_real,
+    check_takes_time,
     least_flops_per_token,
 )
 from trainer.formats.gpu_peaks import NumberFormat, matmul_format
@@ -32,15 +32,15 @@ def check_profile(profile: Profile) -> None:
 
     Raises:
         Undecided: If its GPU cannot reach a rate.
-        MachineLacks: If its GPU is pretended and it has any rate.
+        MachineLacks: If it has any rate, and its GPU takes no time to compute.
     """
     fingerprint = profile.fingerprint
     if not profile.has_train:
-        # Rates of your own code have no FLOPs to compare with, and none is measured on
-        # a pretended GPU.
+        # Rates of your own code have no FLOPs to compare with, and trials measure none
+        # on a GPU that takes no time to compute.
         return
     if _has_tokens_per_s(profile):
-        check_real(fingerprint.gpu_name, fingerprint.driver, "a profile's tokens/s")
+        check_takes_time(fingerprint.gpu, "a profile's tokens/s")
     check_rates(fingerprint.gpu_name, _rates_of_profile(profile))
 
 

@@ -1,9 +1,10 @@
 """Rates of a training run, compared with the peak of its GPU. Pure."""
 
+from autotune.machine.values import MeasuredGpu
 from autotune.trials.decide.plausibility import (
     GpuRate,
     check_rates,
-    check_real,
+    check_takes_time,
     least_flops_per_token,
     number_format_of,
 )
@@ -16,11 +17,12 @@ def check_run(run: Run) -> None:
 
     Raises:
         Undecided: If its GPU cannot reach a rate.
-        MachineLacks: If its GPU is pretended.
+        MachineLacks: If its GPU takes no time to compute.
     """
     header = run.header
     name = f"the run {run.directory.name}"
-    check_real(header.device, header.driver, f"{name}: its tokens/s")
+    gpu = MeasuredGpu(name=header.device, driver=header.driver)
+    check_takes_time(gpu, f"{name}: its tokens/s")
     if not run.steps:
         return
     flops_per_token = least_flops_per_token(

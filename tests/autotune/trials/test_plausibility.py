@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.errors import MachineLacks, Undecided
+from autotune.machine.values import MeasuredGpu
 from autotune.trials.decide.plausibility import (
     SLACK,
     GpuRate,
@@ -205,7 +206,7 @@ def test_rate_of_every_timed_job_is_per_gpu(job, config, figures, per_s):
 def test_only_possible_rate_of_real_gpu_counts(gpu_name, driver, shown):
     trial = Trial(job="window", measured={"config": BERT_CONFIG}, timeout_s=1.0)
     outcome = Measured(figures={"units_per_s": BERT_TOKENS_PER_S})
-    assert has_rate(trial, outcome, gpu_name=gpu_name, driver=driver) is shown
+    assert has_rate(trial, outcome, MeasuredGpu(name=gpu_name, driver=driver)) is shown
 
 
 def pretended_profile(**evidence):

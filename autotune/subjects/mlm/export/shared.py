@@ -229,7 +229,7 @@ def fsdp_row(prefix: str) -> SettingRow:
     def config(run: RunToExport) -> Value:
         if not run.fsdp:
             return None
-        settings = {
+        settings: dict[str, str | int] = {
             "version": 2,
             "reshard_after_forward": True,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
