@@ -1,4 +1,4 @@
-"""What all tests share: skips that CI accepts, and small real datasets."""
+"""Fixtures of all tests: skips that CI accepts, and small real datasets."""
 
 import errno
 import gc
@@ -14,6 +14,7 @@ import pytest
 
 from autotune.errors import MachineLacks
 from testbed.browser import chromium
+from testbed.capabilities import covering_sample
 from testbed.datasets import write_dataset
 from testbed.programs import TORCHAO
 
@@ -100,6 +101,14 @@ def pytest_configure(config):
         if not worker_cpus:
             worker_cpus = [cpus[number % len(cpus)]]
         os.sched_setaffinity(0, worker_cpus)
+
+
+def pytest_report_header() -> list[str]:
+    """Name the cells of the table of capabilities that run without ``make soak``."""
+    return [
+        f"capabilities on {device}: {', '.join(sorted(covering_sample(device)))}"
+        for device in ("cpu", "cuda")
+    ]
 
 
 def pytest_collection_finish():
