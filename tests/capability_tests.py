@@ -5,13 +5,13 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from testbed.capabilities import Capability, Cell, Refused
+from testbed.capabilities.values import Capability, Cell, Refused
 
 
 def sample_marks(cell: Cell, sample: AbstractSet[str]) -> list[pytest.MarkDecorator]:
     """Return the marks of a cell: the whole table is for ``make soak``."""
     marks = []
-    if cell.name not in sample:
+    if cell.is_slow or cell.name not in sample:
         marks.append(pytest.mark.soak)
     if cell.is_refused:
         reason = f"autotune does not offer {cell.name} yet"
@@ -40,6 +40,6 @@ def capability_test(
         ],
     )
     def test(places, kind):
-        row.check(places[kind].result_of(row.name))
+        row.check(places[kind].result_of(row))
 
     return test

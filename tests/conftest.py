@@ -14,7 +14,7 @@ import pytest
 
 from autotune.errors import MachineLacks
 from testbed.browser import chromium
-from testbed.capabilities import covering_sample
+from testbed.capabilities.table import covering_sample
 from testbed.datasets import write_dataset
 from testbed.programs import TORCHAO
 

@@ -1,4 +1,4 @@
-"""The structure of the project, read from its code: packages, layers and imports."""
+"""The structure of the project, read from its code: packages, and capabilities."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.page_figures.formats import Figures, Rows, row
 from benchmarks.page_figures.recorded import RecordedFigures
+from testbed.capabilities.table import CAPABILITIES, SUBJECTS, marks
 
 ROOT = Path(__file__).parents[2]
 LAYERS = "packages point one way"
@@ -19,11 +20,23 @@ NESTED = frozenset({"subjects.mlm"})
 
 
 def figures(_recorded: RecordedFigures) -> Figures:
-    """Return the packages of ``autotune`` from the top down, with their imports."""
-    return {"architecture.packages": _package_rows()}
+    """Return the packages of ``autotune``, and the capabilities by kind of subject."""
+    return {
+        "architecture.packages": _package_rows(),
+        "capabilities.subjects": _capability_rows(),
+    }
+
+
+def _capability_rows() -> Rows:
+    """Return a row for each capability, with a column for each kind of subject."""
+    return [
+        row(capability.words, *(marks(subject, capability) for subject in SUBJECTS))
+        for capability in CAPABILITIES
+    ]
 
 
 def _package_rows() -> Rows:
+    """Return the packages from the top down, with their imports."""
     rows = []
     for number, names in enumerate(_layers(), start=1):
         for name in names:

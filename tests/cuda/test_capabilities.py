@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
-from testbed.capabilities import (
+from testbed.capabilities.table import (
     CAPABILITIES,
+    RANKS_PROFILE,
     SUBJECTS,
-    Answer,
-    Workplace,
     cells,
     covering_sample,
 )
+from testbed.capabilities.values import Answer, Workplace
 from testbed.nullgpu.machine import Machine
 from tests.capability_tests import capability_test
 from tests.cuda.test_commands import DRIVER
@@ -27,7 +27,7 @@ MEMORY_BYTES = 1_500_000_000
 
 def run_on_gpus(machine: Machine, words, variables) -> Answer:
     """Run ``autotune`` on pretended GPUs: as many as there are ranks."""
-    devices = 2 if "ddp-ranks.toml" in words or "--ranks" in words else 1
+    devices = 2 if RANKS_PROFILE["ddp"] in words or "--ranks" in words else 1
     changes = {"devices": devices, "variables": machine.variables | variables}
     ended = dataclasses.replace(machine, **changes).autotune(*words, timeout_s=900)
     return Answer(code=ended.code, out=ended.out, err=ended.err)
@@ -44,6 +44,7 @@ def places(null_gpus) -> dict[str, Workplace]:
             subject=subject,
             device="cuda",
             memory=f"{MEMORY_BYTES}B",
+            ranks_memory=f"{MEMORY_BYTES}B",
             folder=machine.folder,
             run=partial(run_on_gpus, machine),
         )

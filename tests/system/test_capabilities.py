@@ -8,14 +8,13 @@ from functools import partial
 
 import pytest
 
-from testbed.capabilities import (
+from testbed.capabilities.table import (
     CAPABILITIES,
     SUBJECTS,
-    Workplace,
     cells,
     covering_sample,
-    run_on_cpu,
 )
+from testbed.capabilities.values import Workplace, run_on_cpu
 from tests.capability_tests import capability_test, sample_marks
 
 pytestmark = pytest.mark.system
@@ -30,7 +29,8 @@ def places(tmp_path_factory) -> dict[str, Workplace]:
         made[subject.kind] = Workplace(
             subject=subject,
             device="cpu",
-            memory="64MiB",
+            memory="32MiB",
+            ranks_memory="128MiB",
             folder=folder,
             run=partial(run_on_cpu, folder),
         )
