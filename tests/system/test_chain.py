@@ -1,6 +1,7 @@
-"""The whole chain on real input: probe, train, report.
+"""The whole chain on real input: dataset, tune, train, advise, report.
 
-Programs of this machine, real limits, real torchrun, real transformers.
+Programs of this machine, real limits, real ranks, real transformers; each command as
+you type it.
 """
 
 import json
@@ -20,7 +21,12 @@ from trainer.formats.run_record import read_run
 
 pytestmark = pytest.mark.system
 
-PROBE = ["probe", "--data", "data", "--device", "cpu", "--here", "--seq-length", "64"]
+MEASURED = ["--data", "data", "--device", "cpu", "--here", "--seq-length", "64"]
+PROBE = ["probe", *MEASURED]
+MODEL = [
+    *("--model", "bert-mini", "--memory", "256MiB", "--global-batch-tokens", "1500"),
+    "--json",
+]
 
 
 def autotune(*arguments: str, cwd: Path, code: int = 0) -> str:
@@ -81,40 +87,43 @@ def data(work) -> Path:
 
 
 @pytest.fixture(scope="module")
-def probes(work, data) -> list[dict]:
-    """The same probe twice."""
-    arguments = [
-        "--model",
-        "bert-mini",
-        "--memory",
-        "256MiB",
-        "--json",
-        "--global-batch-tokens",
-        "1500",
-    ]
-    return [
-        json.loads(autotune(*PROBE, *arguments, cwd=work))["models"][0]
-        for _ in range(2)
-    ]
+def tuning(work, data) -> dict:
+    """A tuning with little time; ``test_capabilities`` has each phase alone."""
+    skipped = [f"--skip={phase}" for phase in ("workers", "network", "baseline")]
+    limits = ["--time-limit", "100s", "--window", "0.2s"]
+    return json.loads(autotune("tune", *MEASURED, *MODEL, *limits, *skipped, cwd=work))
 
 
 @pytest.fixture(scope="module")
-def profile(work, probes) -> Path:
-    return work / probes[0]["profile"]
+def probe(work, tuning) -> dict:
+    """The probe of the tuning again, which completes it if its time was too short."""
+    [probe] = json.loads(autotune(*PROBE, *MODEL, cwd=work))["models"]
+    return probe
+
+
+@pytest.fixture(scope="module")
+def profile(work, probe) -> Path:
+    return work / probe["profile"]
 
 
 @pytest.fixture(scope="module")
 def run(work, data, profile) -> Path:
-    arguments = [str(profile), "--data", "data", "--out", "runs/two"]
+    arguments = ["train", str(profile), "--ranks", "2", "--out", "runs/two"]
     for setting in ("max_steps=16", "warmup_steps=2", "learning_rate=1e-3"):
         arguments += ["--set", f"train.{setting}"]
-    ended = torchrun(2, *arguments, cwd=work)
-    assert ended.returncode == 0, ended.stderr
+    autotune(*arguments, cwd=work)
     return work / "runs" / "two"
 
 
-def test_probe_finds_the_largest_micro_batch(work, probes, profile):
-    probe, _ = probes
+def test_tuning_ends_with_a_report(work, tuning, probe):
+    statuses = {stage["name"]: stage["status"] for stage in tuning["stages"]}
+    assert statuses["probe"] == statuses["report"] == "done"
+    assert statuses["workers"] == statuses["baseline"] == "skipped"
+    assert tuning["profiles"] == [probe["profile"]]
+    assert (work / tuning["report"]).is_file()
+
+
+def test_probe_finds_the_largest_micro_batch(probe):
     largest = probe["feasible_max"]
     assert probe["infeasible_min"] == largest + 1
     outcomes = {
@@ -127,14 +136,13 @@ def test_probe_finds_the_largest_micro_batch(work, probes, profile):
     assert probe["feasible_peak_bytes"] <= 256 * 2**20
 
 
-def test_second_probe_reuses_all_trials(probes):
-    first, second = probes
-    assert all(trial["from_trial_log"] for trial in second["trials"])
-    assert second["feasible_max"] == first["feasible_max"]
+def test_second_probe_reuses_all_trials(work, probe):
+    [again] = json.loads(autotune(*PROBE, *MODEL, cwd=work))["models"]
+    assert all(trial["from_trial_log"] for trial in again["trials"])
+    assert again["feasible_max"] == probe["feasible_max"]
 
 
-def test_profile_keeps_the_probes_answer(work, probes, profile):
-    probe, _ = probes
+def test_profile_keeps_the_probes_answer(work, probe, profile):
     text = profile.read_text()
     tables = tomllib.loads(text)
     assert tables["train"]["micro_batch_size"] == probe["micro_batch_size"]
@@ -181,14 +189,21 @@ def test_transformers_loads_the_trained_model(run):
         assert guess["token_str"]
 
 
-def test_report_shows_the_probe_with_the_run(work, profile, run, probes):
+def test_advice_names_what_limits_the_run(work, profile, run):
+    advised = json.loads(autotune("advise", str(run), str(profile), "--json", cwd=work))
+    shares = [part["share"] for part in advised["bottleneck"]["parts"]]
+    assert sum(shares) == pytest.approx(1, abs=0.05)
+    assert all(advice["claim"] for advice in advised["advice"])
+
+
+def test_report_shows_the_probe_with_the_run(work, profile, run, probe):
     output = autotune(
         "report", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work
     )
     paths = json.loads(output)
     markdown = (work / paths["markdown"]).read_text()
-    largest = probes[0]["feasible_max"]
-    too_large = probes[0]["infeasible_min"]
+    largest = probe["feasible_max"]
+    too_large = probe["infeasible_min"]
     assert (
         f"| largest micro-batch, verified | {largest} sequences of 64 tokens |"
         in markdown

@@ -500,4 +500,4 @@ def test_trials_on_simulated_gpu_have_peaks_only(workdir, compared):
         "peak memory",
         "None sequences, 1 rank, under 1 GiB, allocator",
     )
-    assert "a pretended one" in comparison["a"]["notes"][0]
+    assert "pretended GPU" in comparison["a"]["notes"][0]

@@ -75,3 +75,12 @@ def test_time_left_counts_down_to_zero():
 def test_salloc_shell_is_on_login_node():
     slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0, commands=("sbatch",))
     assert slurm.is_login_node
+
+
+@pytest.mark.parametrize(
+    ("driver", "takes_time"),
+    [(None, True), ("580.95.05", True), ("0.0 (nullgpu)", False)],
+)
+def test_only_pretended_gpus_take_no_time(driver, takes_time):
+    gpu = values.MeasuredGpu(name="NVIDIA H200", driver=driver)
+    assert gpu.takes_time is takes_time
