@@ -82,7 +82,7 @@ def _probe_ranks(strategy: str) -> Command:
 def _workers(place: Workplace) -> Sequence[str]:
     # A trainer's profile has its device.
     device = () if place.subject.is_bundled else ("--device", place.device)
-    limits = ("--window", "0.2s", "--max-workers", "1", "--time-limit", "60s")
+    limits = ("--window", "0.2s", "--max-workers", "1", "--time-limit", "40s")
     return ("workers", PROFILE, *place.subject.loader, *device, *limits)
 
 
@@ -92,7 +92,7 @@ def _prefetch(place: Workplace) -> Sequence[str]:
 
 
 def _tune(place: Workplace) -> Sequence[str]:
-    limits = ("--time-limit", "180s", "--window", "0.2s", "--max-micro-batch-size", "8")
+    limits = ("--time-limit", "240s", "--window", "0.2s", "--max-micro-batch-size", "8")
     skipped = ("--skip", "baseline", "--skip", "network", "--skip", "workers")
     options = (*place.subject.options, *place.subject.loader, *_limits(place))
     return ("tune", *options, *limits, *skipped, "--out", "tuned")

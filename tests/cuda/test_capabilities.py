@@ -23,12 +23,15 @@ from tests.cuda.test_commands import DRIVER
 
 pytestmark = pytest.mark.cuda
 MEMORY_BYTES = 1_500_000_000
+RANKS_MEMORY_BYTES = 4_000_000_000
+"""Memory of each of several GPUs, of which NCCL takes a gigabyte."""
 
 
 def run_on_gpus(machine: Machine, words, variables) -> Answer:
     """Run ``autotune`` on pretended GPUs: as many as there are ranks."""
-    devices = 2 if RANKS_PROFILE["ddp"] in words or "--ranks" in words else 1
-    changes = {"devices": devices, "variables": machine.variables | variables}
+    changes = {"variables": machine.variables | variables}
+    if RANKS_PROFILE["ddp"] in words or "--ranks" in words:
+        changes |= {"devices": 2, "memory": RANKS_MEMORY_BYTES}
     ended = dataclasses.replace(machine, **changes).autotune(*words, timeout_s=900)
     return Answer(code=ended.code, out=ended.out, err=ended.err)
 
@@ -44,7 +47,7 @@ def places(null_gpus) -> dict[str, Workplace]:
             subject=subject,
             device="cuda",
             memory=f"{MEMORY_BYTES}B",
-            ranks_memory=f"{MEMORY_BYTES}B",
+            ranks_memory=f"{RANKS_MEMORY_BYTES}B",
             folder=machine.folder,
             run=partial(run_on_gpus, machine),
         )
