@@ -161,7 +161,7 @@ CAPABILITIES = (
         command=_prefetch,
         check=checks.check_prefetch,
         after=PROBE,
-        variables={"SAMPLE_READ_S": "0.005"},
+        variables={"SAMPLE_READ_S": "0.001"},
         nowhere={
             ("lightning", "cpu"): _NO_ARGUMENT,
             ("lightning", "cuda"): _NO_ARGUMENT,
