@@ -19,14 +19,14 @@ def check_probe(result: Result) -> None:
     assert probe["infeasible_min"] == probe["feasible_max"] + 1
     assert not probe["is_lower_bound"]
     assert probe["feasible_peak_bytes"] <= table["constraints"]["memory_budget_bytes"]
-    curve = {row["micro_batch_size"]: row for row in probe["curve"]}
+    curve = {row["size"]: row for row in probe["curve"]}
     assert len(curve) > 1
     assert list(curve) == sorted(curve)
     assert max(curve) <= probe["feasible_max"]
     for size, row in curve.items():
         tokens = size * table["subject"]["units_per_size"]
         rate = tokens / row["step_s"]
-        assert 0.5 * rate < row["padded_tokens_per_s"] < 2 * rate
+        assert 0.5 * rate < row["units_per_s"] < 2 * rate
     assert set(probe["knee_micro_batch_sizes"]) <= set(curve)
     is_bundled = result.place.subject.is_bundled
     settings = table["train"] if is_bundled else table["settings"]

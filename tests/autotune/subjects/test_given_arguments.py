@@ -5,7 +5,7 @@ import pytest
 from autotune.subjects.accelerate.subject import AccelerateSubject
 from autotune.subjects.jobs.given_arguments import divide_arguments
 from autotune.subjects.lightning.subject import LightningSubject
-from autotune.subjects.own.subject import OwnCode
+from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.transformers.subject import TransformersSubject
 from trainer.formats.errors import BadConfig
 
@@ -75,4 +75,4 @@ def test_rejects_the_librarys_name_of_the_size(library, name):
 
 def test_own_functions_get_every_argument():
     table = {"step_function": "m:build_step", "arguments": {"batch_size": 8}}
-    assert OwnCode.from_table(table).step({}).arguments == {"batch_size": 8}
+    assert FunctionSubject.from_table(table).step({}).arguments == {"batch_size": 8}
