@@ -14,6 +14,7 @@ from testbed.capabilities.values import (
     Workplace,
 )
 
+DEVICES: tuple[DeviceName, ...] = ("cpu", "cuda")
 Command = Callable[[Workplace], Sequence[str]]
 RANKS_PROFILE = {strategy: f"{strategy}.toml" for strategy in ("ddp", "fsdp2")}
 """Profiles of probes with two ranks, by strategy."""
@@ -38,6 +39,7 @@ SUBJECTS = (
         kind="accelerate",
         words="Accelerate",
         options=("--subject", "accelerate", "--step", "accelerate_parts:make_parts"),
+        baseline_options=("--untuned", "micro_batch_size=8"),
     ),
     Subject(
         kind="mlm",
@@ -49,8 +51,6 @@ SUBJECTS = (
         probe_options=("--no-compile",),
     ),
 )
-_OTHERS = tuple(subject.kind for subject in SUBJECTS if not subject.is_bundled)
-"""Kinds of code that is not the bundled trainer's."""
 _ON_GPUS_ONLY = "Accelerate shards on GPUs only"
 _NO_ARGUMENT = "a Lightning module has no common attribute for it"
 
@@ -79,16 +79,17 @@ def _probe_ranks(strategy: str) -> Command:
     return command
 
 
-def _workers(place: Workplace) -> Sequence[str]:
+def _workers(place: Workplace, time_limit: str = "40s") -> Sequence[str]:
     # A trainer's profile has its device.
     device = () if place.subject.is_bundled else ("--device", place.device)
-    limits = ("--window", "0.2s", "--max-workers", "1", "--time-limit", "40s")
+    limits = ("--window", "0.2s", "--max-workers", "1", "--time-limit", time_limit)
     return ("workers", PROFILE, *place.subject.loader, *device, *limits)
 
 
 def _prefetch(place: Workplace) -> Sequence[str]:
-    # No number of workers keeps up with so short a step, so that the rest is searched.
-    return (*_workers(place), "--step-time", "1ms")
+    # A batch takes longer to read than the step: one worker is better than none, and
+    # does not keep up either, so that the rest is searched.
+    return (*_workers(place, "300s"), "--step-time", f"{checks.REPLAYED_STEP_S}s")
 
 
 def _tune(place: Workplace) -> Sequence[str]:
@@ -103,13 +104,18 @@ def _of_profile(*words: str, options: tuple[str, ...] = ()) -> Command:
     return lambda _: (*words, PROFILE, *options)
 
 
+def _baseline(place: Workplace) -> Sequence[str]:
+    limits = ("--rounds", "3", "--time-limit", "180s")
+    return ("baseline", PROFILE, *place.subject.baseline_options, *limits)
+
+
 def _compare(place: Workplace) -> Sequence[str]:
     shutil.copy(place.folder / PROFILE, place.folder / "copy.toml")
     return ("compare", PROFILE, "copy.toml")
 
 
 def _study(place: Workplace) -> Sequence[str]:
-    limits = (*_limits(place), "--max-micro-batch-size", "4", "--contents", "none")
+    limits = (*_limits(place), "--max-micro-batch-size", "4")
     options = (*place.subject.options, *place.subject.probe_options, *limits)
     return ("probe", *options, "--study", "study.journal", "--out", "studied.toml")
 
@@ -161,18 +167,21 @@ CAPABILITIES = (
         command=_prefetch,
         check=checks.check_prefetch,
         after=PROBE,
-        variables={"SAMPLE_READ_S": "0.001"},
+        variables={"BATCH_READ_S": str(3 * checks.REPLAYED_STEP_S)},
         nowhere={
             ("lightning", "cpu"): _NO_ARGUMENT,
             ("lightning", "cuda"): _NO_ARGUMENT,
         },
+        # A search with interleaved windows, after the sweep.
+        slow=tuple(
+            (subject.kind, device) for subject in SUBJECTS for device in DEVICES
+        ),
     ),
     Capability(
         name="tune",
         words="all phases, and a short training that verifies them (`tune`)",
         command=_tune,
         check=checks.check_tune,
-        not_yet=_OTHERS,
         slow=(("mlm", "cuda"),),  # its trials compile
     ),
     Capability(
@@ -181,7 +190,6 @@ CAPABILITIES = (
         command=_of_profile("advise"),
         check=checks.check_advise,
         after=PROBE,
-        not_yet=_OTHERS,
     ),
     Capability(
         name="compare",
@@ -203,17 +211,13 @@ CAPABILITIES = (
         command=_of_profile("plan", options=("--steps", "10")),
         check=checks.check_plan,
         after=PROBE,
-        not_yet=_OTHERS,
     ),
     Capability(
         name="baseline",
         words="speedup over untuned settings (`baseline`)",
-        command=_of_profile(
-            "baseline", options=("--rounds", "3", "--time-limit", "180s")
-        ),
+        command=_baseline,
         check=checks.check_baseline,
         after=PROBE,
-        not_yet=_OTHERS,
     ),
     Capability(
         name="network",
@@ -221,7 +225,6 @@ CAPABILITIES = (
         command=lambda _: ("network", RANKS_PROFILE["ddp"], "--time-limit", "120s"),
         check=lambda result: checks.check_network(result, RANKS_PROFILE["ddp"]),
         after=PROBE_DDP,
-        not_yet=_OTHERS,
     ),
     Capability(
         name="verify",
@@ -235,7 +238,6 @@ CAPABILITIES = (
         words="the search as an Optuna study (`probe --study`)",
         command=_study,
         check=checks.check_study,
-        not_yet=(*_OTHERS, "mlm"),
     ),
 )
 
@@ -254,17 +256,17 @@ def covering_sample(device: DeviceName, seed: int = 0) -> set[str]:
 
     As in a Latin square, each capability takes the kind that was taken least so far, in
     a shuffled order; those with the fewest kinds come first. A cell that is refused
-    today, or slow, is taken only if no other kind has the capability.
+    today is taken only if no other kind has the capability, and a slow one never.
     """
     order = list(SUBJECTS)
     random.Random(f"{device} {seed}").shuffle(order)
     taken = {subject.kind: 0 for subject in order}
     by_row: dict[str, list[Cell]] = {}
     for cell in cells(device):
-        by_row.setdefault(cell.capability.name, []).append(cell)
+        if not cell.is_slow:
+            by_row.setdefault(cell.capability.name, []).append(cell)
     candidates = [
-        [cell for cell in row if not (cell.is_refused or cell.is_slow)] or row
-        for row in by_row.values()
+        [cell for cell in row if not cell.is_refused] or row for row in by_row.values()
     ]
     chosen = set()
     for row in sorted(candidates, key=len):
@@ -279,8 +281,7 @@ def marks(subject: Subject, row: Capability) -> str:
     """Return a cell of the page: whether a kind has a capability, and where."""
     if subject.kind in row.not_yet:
         return "no"
-    devices: tuple[DeviceName, ...] = ("cpu", "cuda")
-    missing = [name for name in devices if (subject.kind, name) in row.nowhere]
+    missing = [name for name in DEVICES if (subject.kind, name) in row.nowhere]
     if missing == ["cpu"]:
         return "on GPUs"
     return "no" if missing else "yes"

@@ -80,6 +80,9 @@ class Subject:
     """Further options of ``probe``."""
     loader: tuple[str, ...] = ()
     """Options that name the loader, if the program has two functions."""
+    baseline_options: tuple[str, ...] = ()
+    """Options of ``baseline`` that give the size before tuning, if the program has
+    none."""
 
     @property
     def is_bundled(self) -> bool:

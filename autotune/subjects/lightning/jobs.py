@@ -261,7 +261,7 @@ def untuned_settings(
     Raises:
         BadConfig: If the function returns no module.
     """
-    module, data, _ = _parts(build, arguments, directory)
+    module, data, _ = _parts(build, arguments, directory, {})
     settings = {"micro_batch_size": "batch_size", "num_workers": "num_workers"}
     return {
         name: _attribute((data, module), attribute)

@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from small_training import Network, Samples
+from small_training import Network, Samples, collate
 
 
 def make_parts(strategy="ddp"):
@@ -18,5 +18,5 @@ def make_parts(strategy="ddp"):
         model,
         optimizer,
         Samples(),
-        torch.utils.data.default_collate,
+        collate,
     )

@@ -3,7 +3,7 @@
 import os
 
 import torch
-from small_training import Network, Samples
+from small_training import Network, Samples, collate
 from transformers import Trainer, TrainingArguments
 
 
@@ -20,4 +20,4 @@ def make_trainer(strategy="ddp"):
         use_cpu=not torch.cuda.is_available(),
         **distributed,
     )
-    return Trainer(Network(), arguments, train_dataset=Samples())
+    return Trainer(Network(), arguments, train_dataset=Samples(), data_collator=collate)

@@ -4,7 +4,7 @@ import os
 
 import lightning.pytorch as lightning
 import torch
-from small_training import Network, Samples
+from small_training import Network, Samples, collate
 
 
 class Data(lightning.LightningDataModule):
@@ -16,7 +16,10 @@ class Data(lightning.LightningDataModule):
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(
-            Samples(), batch_size=self.batch_size, num_workers=self.num_workers
+            Samples(),
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            collate_fn=collate,
         )
 
 

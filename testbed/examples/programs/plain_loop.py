@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
-from small_training import Network, Samples
+from small_training import Network, Samples, collate
 
 
 def wrap(model, device, strategy):
@@ -24,12 +24,11 @@ def wrap(model, device, strategy):
     return torch.distributed.fsdp.fully_shard(model, mesh=mesh)
 
 
-def build_step(micro_batch_size, device, strategy="none"):
+def build_step(micro_batch_size=8, device="cpu", strategy="none"):
     """Return the step that autotune probes, which takes batches of the loader too."""
     model = wrap(Network().to(device), device, strategy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    samples = [Samples()[0]] * micro_batch_size
-    largest = torch.utils.data.default_collate(samples)
+    largest = collate([Samples()[0]] * micro_batch_size)
 
     def step(batch=largest):
         model(
@@ -42,12 +41,13 @@ def build_step(micro_batch_size, device, strategy="none"):
 
 
 def build_loader(
-    num_workers, micro_batch_size=8, prefetch_factor=None, pin_memory=False
+    num_workers=0, micro_batch_size=8, prefetch_factor=None, pin_memory=False
 ):
     """Return the loader that autotune measures."""
     return torch.utils.data.DataLoader(
         Samples(),
         batch_size=micro_batch_size,
+        collate_fn=collate,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor if num_workers else None,
         pin_memory=pin_memory,

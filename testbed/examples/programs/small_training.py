@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-READ_S = float(os.environ.get("SAMPLE_READ_S", "0"))
-"""Time that each sample takes to read, in place of a slow file system."""
+READ_S = float(os.environ.get("BATCH_READ_S", "0"))
+"""Time that each batch takes to read, in place of a slow file system."""
 POSITIONS, WIDTH, CLASSES, LAYERS = 64, 64, 10, 4
 
 
@@ -42,7 +42,12 @@ class Samples(torch.utils.data.Dataset):
         return 100_000
 
     def __getitem__(self, index):
-        time.sleep(READ_S)
         noise = torch.Generator().manual_seed(index)
         inputs = torch.randn(POSITIONS, WIDTH, generator=noise)
         return {"inputs": inputs, "labels": torch.tensor(index % CLASSES)}
+
+
+def collate(samples):
+    """Return a batch of samples."""
+    time.sleep(READ_S)
+    return torch.utils.data.default_collate(samples)
