@@ -306,7 +306,7 @@ IMPOSSIBLE_BYTES_PER_S = 1e13
         pytest.param(
             "baseline",
             "rows",
-            {"tokens_per_s": [IMPOSSIBLE_TOKENS_PER_S]},
+            {"units_per_s": [IMPOSSIBLE_TOKENS_PER_S]},
             id="baseline",
         ),
     ],
