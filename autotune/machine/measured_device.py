@@ -318,6 +318,6 @@ def _are_nvlinked(gpus: Sequence[GpuFacts], monitor: GpuMonitor) -> bool | None:
     ]
     if False in links:
         return False
-    if not links or None in links:
-        return None
-    return True
+    # A link that NVML cannot read is ``Unavailable``.
+    is_known = all(link is True for link in links)
+    return True if links and is_known else None
