@@ -31,11 +31,15 @@ from autotune.search.decide.configuration_space import without_size
 from autotune.search.request import ExploreRequest
 from autotune.search.stage import explore_request
 from autotune.search.windows import WindowLength
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.mlm.memory.probe import ProbeRequest
-from autotune.subjects.mlm.memory.stage import probe_models, requested_config
+from autotune.subjects.mlm.memory.stage import (
+    probe_models,
+    requested_config,
+    requested_subject,
+)
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Session, open_session
 from autotune.trials.sweep_request import SweepRequest
 from testbed.corpora import real_lengths, write_corpus
 from trainer.formats.presets import model_settings
@@ -226,7 +230,7 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         reports=place / "reports",
         memory_bytes=2**30,
     )
-    with open_session("cpu", data) as bench:
+    with open_subject("cpu", requested_subject(probe_request), data) as bench:
         (probed,) = probe_models(bench, [probe_request], place / "profiles")
         stored = read_profile(probed.path)
         windows = SweepRequest(
@@ -237,7 +241,6 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         return _read_all(
             bench,
             request,
-            case.settings,
             place / "reports" / case.settings.name / "grid",
             rounds=rounds,
             most_rounds=most_rounds,
@@ -267,18 +270,19 @@ def _fitting(request: ExploreRequest) -> tuple[Configuration, ...]:
 
 
 def _read_all(
-    bench: Session,
+    bench: SubjectBench,
     request: ExploreRequest,
-    model: ModelSettings,
     trial_log: Path,
     *,
     rounds: int,
     most_rounds: int,
 ) -> Grid:
     starting = request.configurations[0]
-    grid = Grid(model=model.name, starting=starting, window_s=request.windows.window_s)
+    grid = Grid(
+        model=bench.subject.name, starting=starting, window_s=request.windows.window_s
+    )
     taken: dict[Configuration, list[float]] = {}
-    site = bench.fingerprint(model)
+    site = bench.fingerprint
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(trial_log, site, lambda *_: None, expected_trials=0)
         numbers = itertools.count()

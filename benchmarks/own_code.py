@@ -201,13 +201,13 @@ def _is_exact(name: str, size: int) -> bool:
     """
     from autotune.memory.size_probe import FIT_STEPS_OF_CODE, step_fields
     from autotune.memory.values import StepRequest
-    from autotune.subjects.bench import open_own
+    from autotune.subjects.bench import open_subject
     from autotune.subjects.own.subject import FunctionSubject
     from autotune.trials.fork_server import ForkServerMachine
 
     step, arguments = own_code(name)
     code = FunctionSubject(step_function=step, arguments=arguments)
-    with open_own("cpu", code, 300, ROOT) as bench:
+    with open_subject("cpu", code, ROOT, import_timeout_s=300) as bench:
 
         def run(tried: int, limit_bytes: int | None) -> Any:
             request = StepRequest(

@@ -26,7 +26,7 @@ from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.speed.measure import known_rates
 from autotune.subjects.mlm.memory.gains import predicted_gains
-from autotune.subjects.registry import argument_names, stored_subject
+from autotune.subjects.registry import argument_names, profile_subject
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.formats.errors import TrainerError
@@ -193,7 +193,7 @@ def _with_subject(now: TrainingContext, profile: Profile) -> TrainingContext:
     """Return the facts with what the subject says of its settings."""
     names = {profile.subject.size, *profile.settings, *_LOADER_SETTINGS}
     try:
-        subject = stored_subject(profile.subject)
+        subject = profile_subject(profile)
     except (AutotuneError, TrainerError) as error:
         lacking = NotJudged(
             part="names of settings in your configuration",

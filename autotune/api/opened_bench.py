@@ -10,7 +10,7 @@ from typing import Any, Literal
 from autotune.api.shown_progress import Progress, display_of
 from autotune.errors import AutotuneError
 from autotune.machine.measured_device import DeviceChoice
-from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.bench import SubjectBench, open_subject, with_subject
 from autotune.subjects.jobs.describe import described_sha256
 from autotune.subjects.jobs.load import named_parameters
 from autotune.subjects.own.subject import IN_TRIAL, FunctionSubject
@@ -29,7 +29,7 @@ def opened_bench(
     timeout_s: float,
     functions_here: Mapping[str, Callable[..., Any]] | None,
     progress: Progress,
-) -> Iterator[CodeBench]:
+) -> Iterator[SubjectBench]:
     """Open a bench whose trials run in fresh processes, or in this one.
 
     Args:
@@ -51,7 +51,7 @@ def opened_bench(
             " begin it under 'if __name__ == \"__main__\":'"
         )
     if functions_here is None:
-        opened = open_own(device, subject, timeout_s, shared=True)
+        opened = open_subject(device, subject, import_timeout_s=timeout_s, shared=True)
     else:
         opened = _bench_here(device, subject, functions_here)
     try:
@@ -67,7 +67,7 @@ def _bench_here(
     device: DeviceChoice,
     subject: FunctionSubject,
     functions: Mapping[str, Callable[..., Any]],
-) -> Iterator[CodeBench]:
+) -> Iterator[SubjectBench]:
     """Open a bench whose trials run in this process.
 
     Args:
@@ -90,13 +90,9 @@ def _bench_here(
         shared=True,
         loading="nothing: trials run here",
     ) as opened:
-        yield CodeBench(
-            site=opened.site,
-            server=opened.server,
-            machine=opened.machine,
-            display=opened.display,
-            load_average_1min=opened.load_average_1min,
-            subject=subject,
+        yield with_subject(
+            opened,
+            subject,
             sources={role: described_sha256(functions[role]) for role in functions},
             loader_parameters=loader_parameters,
             directory=Path(),

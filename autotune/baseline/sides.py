@@ -16,21 +16,17 @@ from autotune.machine.measured_device import local_ranks
 from autotune.profiles.local_probe import require_local, require_local_probe
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.baseline import LOADER_SETTINGS, Baseline
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.baselines.comparison import (
     trainer_baselines,
     tuned_trainer,
 )
 from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.subjects.subject import Argument
-from autotune.trials.fingerprint import fingerprint
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.trials.trial_bench import Bench
 from autotune.workers.values import CallTable
 from autotune.workers.windows import SubjectWindows, windows_of_code
-from trainer.formats.manifest import read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +89,7 @@ class CodeSide:
     """A profile of your own code on this machine."""
 
     stored: StoredProfile
-    bench: CodeBench
+    bench: SubjectBench
     """Machine, and what was learned of your code when it was imported."""
     windows: SubjectWindows[Any]
     """Windows of the tuned settings."""
@@ -237,12 +233,13 @@ Side = TrainerSide | CodeSide
 """A profile on this machine."""
 
 
-def open_side(bench: Bench, stored: StoredProfile, request: SweepRequest) -> Side:
+def open_side(
+    bench: SubjectBench, stored: StoredProfile, request: SweepRequest
+) -> Side:
     """Return a profile on this machine, which must be the one that it was made on.
 
     Args:
-        bench: Machine that runs the trials. For a profile of your own code it must be a
-            ``CodeBench`` of that code.
+        bench: Machine that runs the trials, of the profile's subject.
         stored: The profile.
         request: Windows to measure.
 
@@ -252,44 +249,24 @@ def open_side(bench: Bench, stored: StoredProfile, request: SweepRequest) -> Sid
     ranks = request.local_ranks or stored.profile.local_ranks
     ranks = local_ranks(bench.site, ranks)
     request = replace(request, local_ranks=ranks)
-    fit_local = {"device_used_before_bytes": bench.used_before_bytes(ranks)}
+    fit_local = {
+        "device_used_before_bytes": bench.used_before_bytes(ranks),
+        "directory": bench.import_directory,
+    }
     if stored.profile.has_train:
-        return _trainer_side(bench, stored, request, fit_local, ranks)
-    assert isinstance(bench, CodeBench), "your code is imported by its own bench"
+        require_local_probe(stored, bench.fingerprint)
+        return TrainerSide(
+            stored=stored,
+            windows=training_windows(bench, stored.profile.train, request, ranks),
+            fingerprint=bench.fingerprint,
+            fit_local=fit_local,
+        )
     require_local(stored, bench.fingerprint)
     return CodeSide(
         stored=stored,
         bench=bench,
         windows=windows_of_code(bench.subject, {}, request, bench),
         fingerprint=bench.fingerprint,
-        fit_local={**fit_local, "directory": str(bench.directory.resolve())},
-    )
-
-
-def _trainer_side(
-    bench: Bench,
-    stored: StoredProfile,
-    request: SweepRequest,
-    fit_local: Mapping[str, Any],
-    ranks: int,
-) -> TrainerSide:
-    """Return a profile of the bundled trainer on this machine."""
-    model = stored.profile.train.model
-    manifest = read_manifest(request.data)
-    here = fingerprint(bench.site, model, manifest, bench.server.versions.get("cuda"))
-    require_local_probe(stored, here)
-    session = Session(
-        site=bench.site,
-        server=bench.server,
-        machine=bench.machine,
-        display=bench.display,
-        load_average_1min=bench.load_average_1min,
-        manifest=manifest,
-    )
-    return TrainerSide(
-        stored=stored,
-        windows=training_windows(session, stored.profile.train, request, ranks),
-        fingerprint=here,
         fit_local=fit_local,
     )
 

@@ -16,18 +16,16 @@ from autotune.machine.measured_device import DeviceChoice
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.subjects.bench import open_own
-from autotune.subjects.registry import subject_class
-from autotune.subjects.subject import Argument, Subject
+from autotune.subjects.bench import SubjectBench, open_subject, with_subject
+from autotune.subjects.registry import profile_subject
+from autotune.subjects.subject import Argument
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import open_session
 from autotune.trials.sweep_request import SweepRequest
-from autotune.trials.trial_bench import Bench
 
 
 def compare_recipes(
-    bench: Bench,
+    bench: SubjectBench,
     stored: StoredProfile,
     request: SweepRequest,
     *,
@@ -37,8 +35,7 @@ def compare_recipes(
     """Measure the speedup over untuned settings, and write it into the profile.
 
     Args:
-        bench: Machine that runs the trials. For a profile of your own code it is a
-            ``CodeBench`` of that code.
+        bench: Machine that runs the trials, of the profile's subject.
         stored: Profile of any subject, which was measured here.
         request: Windows to measure, with their time budget.
         rounds: Maximum number of rounds.
@@ -61,7 +58,7 @@ def compare_recipes(
 
 
 def compare_profiles(
-    bench: Bench,
+    bench: SubjectBench,
     stored: StoredProfile,
     others: Sequence[StoredProfile],
     request: SweepRequest,
@@ -90,10 +87,10 @@ def compare_profiles(
     side = open_side(bench, stored, request)
     contenders = [side.tuned()]
     for other in others:
-        with _imported(bench, other, request) as imported:
-            other_request = request
-            if other.profile.has_train:
-                other_request = replace(request, data=other.data_dir(data))
+        other_request = request
+        if other.profile.has_train:
+            other_request = replace(request, data=other.data_dir(data))
+        with _imported(bench, other, other_request) as imported:
             other_side = open_side(imported, other, other_request)
         contenders.append(other_side.tuned(other.path.stem))
     names = [contender.baseline.name for contender in contenders]
@@ -109,7 +106,7 @@ def compare_profiles(
 @contextlib.contextmanager
 def open_bench_of(
     stored: StoredProfile, request: SweepRequest, *, beside_others: bool
-) -> Iterator[Bench]:
+) -> Iterator[SubjectBench]:
     """Open the machine on which a profile's subject is measured.
 
     Args:
@@ -118,46 +115,41 @@ def open_bench_of(
         beside_others: True if trials of other code run as well.
     """
     device: DeviceChoice = stored.profile.fingerprint.device
-    if stored.profile.has_train:
-        with open_session(device, request.data) as session:
-            yield session
-        return
-    with open_own(
+    with open_subject(
         device,
-        subject_of(stored),
-        request.trial_timeout_s,
+        profile_subject(stored.profile, request.data),
+        request.data,
+        import_timeout_s=request.trial_timeout_s,
         imports_in_trials=beside_others,
-    ) as code_bench:
-        yield code_bench
-
-
-def subject_of(stored: StoredProfile) -> Subject:
-    """Return the subject of a profile of your own code."""
-    table = stored.profile.subject
-    return subject_class(table.kind).from_table(table.table)
+    ) as bench:
+        yield bench
 
 
 @contextlib.contextmanager
 def _imported(
-    bench: Bench, other: StoredProfile, request: SweepRequest
-) -> Iterator[Bench]:
+    bench: SubjectBench, other: StoredProfile, request: SweepRequest
+) -> Iterator[SubjectBench]:
     """Yield a bench that has imported another profile's code, if it has any.
 
     Its trials run on the first bench. This one shows that the code can be imported, and
     has its hash.
     """
-    if other.profile.has_train:
-        yield bench
+    subject = profile_subject(other.profile, request.data)
+    if not subject.code():
+        yield with_subject(bench, subject)
         return
-    with open_own(
-        bench.site.device, subject_of(other), request.trial_timeout_s, shared=True
+    with open_subject(
+        bench.site.device,
+        subject,
+        import_timeout_s=request.trial_timeout_s,
+        shared=True,
     ) as code_bench:
         yield code_bench
 
 
 @contextlib.contextmanager
 def _runner(
-    bench: Bench, side: Side, request: SweepRequest, rounds: int
+    bench: SubjectBench, side: Side, request: SweepRequest, rounds: int
 ) -> Iterator[TrialRunner]:
     """Run the comparison's trials in the trial log of a profile."""
     stored = side.stored

@@ -16,7 +16,7 @@ from autotune.profiles.decide.follow_up import workers_command
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.subject import Subject
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Outcome
@@ -44,14 +44,16 @@ class CodeTraining:
     Its global batch is yours, so only the chosen size is measured.
     """
 
-    bench: CodeBench
+    bench: SubjectBench
     """Machine on which trials of your code run."""
     stored: StoredProfile
     windows: SubjectWindows[Subject]
     """Windows with the settings of the profile, and with its loader."""
 
     @classmethod
-    def of(cls, bench: CodeBench, stored: StoredProfile, request: SweepRequest) -> Self:
+    def of(
+        cls, bench: SubjectBench, stored: StoredProfile, request: SweepRequest
+    ) -> Self:
         """Return the training of a profile, in windows of a request.
 
         Raises:

@@ -101,15 +101,15 @@ def _opened(
     """Open this machine for training from a profile of any subject."""
     from autotune.confirm.code_training import CodeTraining
     from autotune.confirm.trainer_training import TrainerTraining
-    from autotune.subjects.bench import open_own
-    from autotune.subjects.registry import stored_subject
-    from autotune.trials.session import open_session
+    from autotune.subjects.bench import open_subject
+    from autotune.subjects.registry import profile_subject
 
-    device = stored.profile.device
-    if stored.profile.has_train:
-        with open_session(device, request.data) as session:
-            yield TrainerTraining.of(session, stored, request)
-        return
-    subject = stored_subject(stored.profile.subject)
-    with open_own(device, subject, request.trial_timeout_s) as bench:
-        yield CodeTraining.of(bench, stored, request)
+    profile = stored.profile
+    training = TrainerTraining if profile.has_train else CodeTraining
+    with open_subject(
+        profile.device,
+        profile_subject(profile, request.data),
+        request.data,
+        import_timeout_s=request.trial_timeout_s,
+    ) as bench:
+        yield training.of(bench, stored, request)

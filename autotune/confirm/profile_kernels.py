@@ -13,8 +13,6 @@ from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
-from trainer.formats.manifest import Manifest
-from trainer.formats.train_config import TrainConfig
 
 MOST_MICRO_BATCHES = 4
 """Most micro-batches of a profiled step. All of them have the same kernels."""
@@ -22,43 +20,33 @@ MOST_MICRO_BATCHES = 4
 
 def profile_kernels(
     runner: TrialRunner,
-    train: TrainConfig,
+    subject: MlmSubject,
     split: SplitRates,
     *,
     request: SweepRequest,
-    manifest: Manifest,
-    ranks: int,
 ) -> StepKernels | str:
     """Return the kernels of a step, or the reason why they were not profiled.
 
     Args:
         runner: Runner of the trial.
-        train: Settings of the training.
+        subject: The trainer with the settings of the training.
         split: Split of the global batch.
         request: Dataset, and the time limit of a trial.
-        manifest: Manifest of the dataset.
-        ranks: Local ranks.
     """
+    train = subject.config
     contents = contents_of(request.data, train.layout, train.seq_length_tokens)
     size = split.micro_batch_size
     micro_batches = min(split.gradient_accumulation_steps, MOST_MICRO_BATCHES)
     steps = KERNEL_STEPS[train.device]
     is_packed = train.layout == "packed"
     documents = max(1.0, contents.mean_samples) if is_packed else 1.0
-    subject = MlmSubject(
-        config=train,
-        vocab_size=manifest.vocab_size,
-        special_ids=manifest.special_ids,
-        documents_per_sequence=documents,
-        local_ranks=ranks,
-    )
     kernels_request = KernelsRequest(
         **step_fields(
-            subject,
+            subject.model_copy(update={"documents_per_sequence": documents}),
             {"micro_batch_size": size, "micro_batches": micro_batches},
             steps,
             device=train.device,
-            local_ranks=ranks,
+            local_ranks=subject.local_ranks,
         ),
         memory_budget_bytes=None,
         number_format=train.precision,

@@ -20,12 +20,12 @@ from autotune.profiles.decide.micro_batch import measured_splits
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.mlm.workers.windows import training_trial, training_windows
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Outcome
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
 from autotune.workers.windows import SubjectWindows
@@ -42,8 +42,8 @@ class TrainerTraining:
     too.
     """
 
-    bench: Session
-    """Session on the machine and the dataset."""
+    bench: SubjectBench
+    """Machine on which trials of the model run."""
     stored: StoredProfile
     probe: ProbeEvidence
     """Evidence of the profile's probe."""
@@ -52,14 +52,16 @@ class TrainerTraining:
     """Windows of the profile's training."""
 
     @classmethod
-    def of(cls, bench: Session, stored: StoredProfile, request: SweepRequest) -> Self:
+    def of(
+        cls, bench: SubjectBench, stored: StoredProfile, request: SweepRequest
+    ) -> Self:
         """Return the training of a profile, in windows of a request.
 
         Raises:
             ProfileRejected: If the profile is of another machine, model or dataset.
         """
         train = stored.profile.train
-        probe = require_local_probe(stored, bench.fingerprint(train.model))
+        probe = require_local_probe(stored, bench.fingerprint)
         ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
         steps = measured_splits(
             probe.curve, global_batch_size=train.global_batch_size, ranks=ranks
@@ -108,7 +110,6 @@ class TrainerTraining:
         return self.bench.phase(
             "confirm",
             self.stored.path,
-            self.windows.subject.config.model,
             self.windows.request,
             expected_trials,
         )
@@ -152,11 +153,9 @@ class TrainerTraining:
         """Return the kernels of a step, or the reason why they were not profiled."""
         return profile_kernels(
             runner,
-            self.windows.subject.config,
+            self.windows.subject,
             split,
             request=self.windows.request,
-            manifest=self.bench.manifest,
-            ranks=self.local_ranks,
         )
 
     def confirmed(

@@ -32,7 +32,7 @@ from autotune.profiles.store import (
     keep_workers,
     write_profile,
 )
-from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.code_profile import new_profile
 from autotune.subjects.subject import Argument, Subject
 from autotune.trials.fork_server import ForkServerMachine
@@ -89,13 +89,15 @@ def probe_own(
             site, probe.memory_bytes, ranks=local_ranks(site, probe.ranks or 1)
         )
 
-    with open_own(choice, probe.subject, probe.trial_timeout_s, check=check) as bench:
+    with open_subject(
+        choice, probe.subject, import_timeout_s=probe.trial_timeout_s, check=check
+    ) as bench:
         (path,) = profile_paths(out, [probe.subject.name], bench.site.name)
         return probe_step(bench, probe, path, ends_s=ends_s)
 
 
 def probe_step(
-    bench: CodeBench,
+    bench: SubjectBench,
     probe: StepProbe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -118,7 +120,7 @@ def probe_step(
 
 
 def profile_of_step(
-    bench: CodeBench,
+    bench: SubjectBench,
     probe: StepProbe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -147,7 +149,7 @@ def profile_of_step(
 
 
 def run_probe(
-    bench: CodeBench,
+    bench: SubjectBench,
     probe: StepProbe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -198,7 +200,7 @@ def _study_of(probe: StepProbe) -> str:
 
 
 def size_probe_of(
-    bench: CodeBench, probe: StepProbe, budget_bytes: int, ranks: int
+    bench: SubjectBench, probe: StepProbe, budget_bytes: int, ranks: int
 ) -> SizeProbe:
     """Return the search for the largest size of a step of yours, with its limits."""
     subject, site = probe.subject, bench.site
@@ -211,7 +213,7 @@ def size_probe_of(
             arguments=dict(step.arguments),
             along=subject.size.name,
             device=site.device,
-            directory=str(bench.directory.resolve()),
+            directory=bench.import_directory or ".",
         )
         overheads = overheads_on_cpu()
         if site.gpu is not None:
@@ -239,8 +241,8 @@ def size_probe_of(
         starts_at_most=probe.starts_at_most,
         measures_throughput=probe.measures_throughput,
         study_file=probe.study_file,
-        source_sha256=bench.sources["step"],
-        directory=str(bench.directory.resolve()),
+        source_sha256=bench.source_sha256("step"),
+        directory=bench.import_directory,
         in_this_process=bench.in_this_process,
         load_modules=(
             server.load

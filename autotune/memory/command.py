@@ -173,10 +173,14 @@ def probe(
     """
     from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
+    from autotune.subjects.bench import open_subject
     from autotune.subjects.mlm.memory.probe_requests import probe_requests
     from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
-    from autotune.subjects.mlm.memory.stage import check_budgets, probe_models
-    from autotune.trials.session import open_session
+    from autotune.subjects.mlm.memory.stage import (
+        check_budgets,
+        probe_models,
+        requested_subject,
+    )
     from autotune.trials.study import check_study_file
 
     if study_file is not None:
@@ -201,14 +205,17 @@ def probe(
     )
     if job.submitted_or_rejected(context, _probe_job(requests, options, job, out)):
         return
-    with open_session(
-        options.device, options.data, check=partial(check_budgets, requests)
-    ) as session:
-        # The time limit counts from here, without the time for opening the session.
+    with open_subject(
+        options.device,
+        requested_subject(requests[0]),
+        options.data,
+        check=partial(check_budgets, requests),
+    ) as bench:
+        # The time limit counts from here, without the time for opening the bench.
         budget_ends_s = None
         if time_limit_s is not None:
             budget_ends_s = time.time() + time_limit_s
-        probed = probe_models(session, requests, out, budget_ends_s)
+        probed = probe_models(bench, requests, out, budget_ends_s)
     if job.as_json:
         answer = {"models": [probe_answer(model) for model in probed]}
         print(answer_json(answer))

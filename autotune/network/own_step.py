@@ -20,7 +20,7 @@ from autotune.network.decide.step_model import FP32_BYTES, all_reduce_s
 from autotune.network.link_measurement import MeasuredLinks
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.baseline import LOADER_SETTINGS
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.decide import window_failure
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured, Outcome
@@ -36,7 +36,7 @@ STEPS = StepCounts(warmup=3, timed=8)
 
 
 def measure_on_ranks(
-    bench: CodeBench,
+    bench: SubjectBench,
     stored: StoredProfile,
     request: SweepRequest,
     ranks: int,
@@ -85,7 +85,7 @@ def measure_on_ranks(
 
 
 def _trial(
-    bench: CodeBench,
+    bench: SubjectBench,
     stored: StoredProfile,
     request: SweepRequest,
     ranks: int,
@@ -113,7 +113,7 @@ def _trial(
             STEPS,
             device=bench.site.device,
             local_ranks=ranks,
-            source_sha256=bench.sources["step"],
+            source_sha256=bench.source_sha256("step"),
         ),
         memory_budget_bytes=None,
         attempt=round_number,
@@ -123,7 +123,7 @@ def _trial(
     return step.trial(
         timeout_s=timeout_s,
         limit_s=timeout_s,
-        directory=str(bench.directory.resolve()),
+        directory=bench.import_directory,
         device_used_before_bytes=bench.used_before_bytes(ranks),
     )
 

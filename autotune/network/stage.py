@@ -36,19 +36,17 @@ from autotune.profiles.local_probe import require_local, require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.bench import SubjectBench, open_subject, with_subject
 from autotune.subjects.mlm.gradient_sync import tokens_of_epoch, with_global_batch
-from autotune.subjects.registry import subject_class
-from autotune.subjects.subject import Subject
+from autotune.subjects.registry import profile_subject
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.other_programs import load_of_others, warn_if_busy
 from autotune.trials.rounds import Rounds
-from autotune.trials.session import Session, open_measured_device
+from autotune.trials.session import open_measured_device
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench, Display
 from autotune.trials.trial_log import report_directory
 from trainer.formats.events import utc_now
-from trainer.formats.manifest import read_manifest
 from trainer.formats.progress import progress
 
 
@@ -146,7 +144,7 @@ def open_ranks(
 
 @contextlib.contextmanager
 def open_multirank(
-    choice: DeviceChoice,
+    stored: StoredProfile,
     data_dir: Path,
     scratch_parent: Path,
     nodes: int,
@@ -154,11 +152,11 @@ def open_multirank(
     *,
     alone: bool = False,
     warns_if_busy: bool = True,
-) -> Iterator[Session]:
-    """Start ranks for trials on a dataset, as ``open_ranks`` does."""
-    manifest = read_manifest(data_dir)
+) -> Iterator[SubjectBench]:
+    """Start ranks for trials of a profile's subject, as ``open_ranks`` does."""
+    subject = profile_subject(stored.profile, data_dir)
     with open_ranks(
-        choice,
+        stored.profile.device,
         data_dir,
         scratch_parent,
         nodes,
@@ -166,13 +164,7 @@ def open_multirank(
         alone=alone,
         warns_if_busy=warns_if_busy,
     ) as bench:
-        yield Session(
-            site=bench.site,
-            manifest=manifest,
-            server=bench.server,
-            machine=bench.machine,
-            load_average_1min=bench.load_average_1min,
-        )
+        yield with_subject(bench, subject)
 
 
 def tune_network(
@@ -196,7 +188,7 @@ def tune_network(
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.local_ranks or require_local_probe(stored).local_ranks
     with open_multirank(
-        train.device,
+        stored,
         request.data,
         place,
         nodes,
@@ -204,11 +196,11 @@ def tune_network(
         warns_if_busy=display is None,
     ) as opened:
         bench = opened if display is None else replace(opened, display=display)
-        probe = require_local_probe(stored, bench.fingerprint(train.model))
+        probe = require_local_probe(stored, bench.fingerprint)
         asked = _network_request(
             stored, probe, request, nodes, local_ranks(bench.site, ranks)
         )
-        with bench.phase("network", stored.path, train.model, request, 20) as runner:
+        with bench.phase("network", stored.path, request, 20) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
             tuning.run()
     found = evidence(tuning)
@@ -234,7 +226,7 @@ def measure_own_network(
     request: SweepRequest,
     nodes: int,
     *,
-    bench: CodeBench | None = None,
+    bench: SubjectBench | None = None,
     display: Display | None = None,
 ) -> tuple[NetworkEvidence, float]:
     """Measure the links of ranks, and a step of yours on one rank and on all of them.
@@ -292,7 +284,11 @@ def measure_own_network(
         code_bench = bench
         if code_bench is None:
             code_bench = stack.enter_context(
-                open_own(device, _subject_of(stored), request.trial_timeout_s)
+                open_subject(
+                    device,
+                    profile_subject(stored.profile),
+                    import_timeout_s=request.trial_timeout_s,
+                )
             )
         require_local(stored, code_bench.fingerprint)
         with code_bench.phase("network", stored.path, request, 2 * ROUNDS) as runner:
@@ -303,12 +299,6 @@ def measure_own_network(
             profile_to_toml(add_evidence(stored.profile, "network", found, runner)),
         )
     return found, together.server.waited_s
-
-
-def _subject_of(stored: StoredProfile) -> Subject:
-    """Return the subject of a profile of your own code."""
-    table = stored.profile.subject
-    return subject_class(table.kind).from_table(table.table)
 
 
 def _network_request(
@@ -408,9 +398,7 @@ def _on_nodes(
     train, load = stored.profile.train, known.load
     # As predicted: another number changes the batch split.
     ranks = known.network.ranks_per_node
-    with open_multirank(
-        train.device, data_dir, place, row.nodes, ranks, alone=True
-    ) as bench:
+    with open_multirank(stored, data_dir, place, row.nodes, ranks, alone=True) as bench:
         request = NetworkRequest(
             config=train.model_copy(
                 update={"global_batch_size": load.global_batch_size}
@@ -426,9 +414,7 @@ def _on_nodes(
         with progress(
             f"scale {train.model.name}, {plural(row.nodes, 'node')}"
         ) as update:
-            runner = bench.runner(
-                place, bench.fingerprint(train.model), update, expected_trials=1
-            )
+            runner = bench.runner(place, bench.fingerprint, update, expected_trials=1)
             return measured_row(
                 NetworkTuning(request=request, runner=runner), known, row, steps=8
             )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autotune.evidence.profile import Fingerprint, Profile
+from autotune.evidence.profile import Fingerprint, Profile, model_sha256
 from autotune.machine.host import Host
 from autotune.machine.measured_device import MeasuredDevice, open_device
 from autotune.profiles.approval import ProfileWithApproval
@@ -75,8 +75,16 @@ def verify_profile(
         site.versions.setdefault(library, "n/a")
     # On a CPU the CUDA version that torch was built for does not matter.
     cuda = made_on.cuda if site.device == "cpu" else read_cuda()
-    model = profile.train.model if profile.has_train else made_on.model_sha256
-    here = fingerprint(site, model, manifest, cuda)
+    here = fingerprint(
+        site,
+        cuda,
+        model_sha256=(
+            model_sha256(profile.train.model)
+            if profile.has_train
+            else made_on.model_sha256
+        ),
+        dataset_hash="" if manifest is None else manifest.dataset_hash,
+    )
     return Verification(
         checks=(
             _check_content(stored),

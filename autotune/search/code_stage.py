@@ -14,14 +14,14 @@ from autotune.profiles.store import StoredProfile
 from autotune.search.configuration import Configuration
 from autotune.search.explore import explore
 from autotune.search.request import ExploreRequest, subject_request
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.windows import windows_of_code
 
 
 def explore_code(
-    bench: CodeBench, stored: StoredProfile, probe: StepProbe, request: SweepRequest
+    bench: SubjectBench, stored: StoredProfile, probe: StepProbe, request: SweepRequest
 ) -> ExploreEvidence:
     """Search the settings that a subject declares, and write the result.
 
@@ -43,7 +43,7 @@ def explore_code(
     )
 
 
-def present_settings(profile: Profile, bench: CodeBench) -> dict[str, Argument]:
+def present_settings(profile: Profile, bench: SubjectBench) -> dict[str, Argument]:
     """Return the present value of each setting that may be searched.
 
     It is the profile's, else what the step reported in the probe, else the first of the
@@ -63,7 +63,7 @@ def present_settings(profile: Profile, bench: CodeBench) -> dict[str, Argument]:
 class CodeStep:
     """A probed step of yours whose settings are searched."""
 
-    bench: CodeBench
+    bench: SubjectBench
     stored: StoredProfile
     evidence: ProbeEvidence
     """Evidence of the profile's probe."""

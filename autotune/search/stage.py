@@ -22,6 +22,7 @@ from autotune.search.windows import StepWindows
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
 from autotune.speed.values import MachineRates
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.subjects.mlm.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.subjects.mlm.settings import (
@@ -32,13 +33,12 @@ from autotune.subjects.mlm.settings import (
 )
 from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_machine import Machine
 
 
 def explore_settings(
-    bench: Session,
+    bench: SubjectBench,
     stored: StoredProfile,
     probe_request: ProbeRequest,
     request: SweepRequest,
@@ -52,7 +52,7 @@ def explore_settings(
         ProfileRejected: If the profile does not match the machine, model or dataset.
         Undecided: If the starting configuration could not be measured.
     """
-    require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
+    require_local_probe(stored, bench.fingerprint)
     return explore(
         TrainerStep(
             bench=bench, stored=stored, probe_request=probe_request, sweep=request
@@ -64,7 +64,7 @@ def explore_settings(
 class TrainerStep:
     """A probed step of the bundled trainer whose settings are searched."""
 
-    bench: Session
+    bench: SubjectBench
     stored: StoredProfile
     probe_request: ProbeRequest
     """The probe, with the settings that you fixed."""
@@ -73,9 +73,8 @@ class TrainerStep:
 
     def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
         """Run the phase; its runner writes to the profile's trial log."""
-        model = self.stored.profile.train.model
         return self.bench.phase(
-            "explore", self.stored.path, model, self.sweep, expected_trials
+            "explore", self.stored.path, self.sweep, expected_trials
         )
 
     def request(self) -> ExploreRequest:
@@ -110,7 +109,7 @@ class TrainerStep:
 
 
 def explore_request(
-    bench: Session,
+    bench: SubjectBench,
     stored: StoredProfile,
     probe_request: ProbeRequest,
     request: SweepRequest,
@@ -161,7 +160,7 @@ def explore_request(
 
 
 def _predictor(
-    bench: Session,
+    bench: SubjectBench,
     profile: Profile,
     probe: Probe,
     settings: MlmSettings,

@@ -1,11 +1,12 @@
-"""A machine on which trials of your own code run.
+"""A machine on which trials of a subject run.
 
-Each trial is a fresh process, forked from one that has imported your code.
+Each trial is a fresh process, forked from one that has imported your code, if the
+subject has any.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,25 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.session import open_bench
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench
+from autotune.trials.trial_machine import START_TIMEOUT_S, StartedMachine
 from autotune.trials.values import JOB_MODULES, JobName, Trial, TrialRequest
-from trainer.formats.canonical_json import canonical_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeBench(Bench):
-    """A machine that is ready to run trials of your code."""
+class SubjectBench(Bench):
+    """A machine that is ready to run trials of a subject.
+
+    What was learned of your code when it was imported has its default if the subject
+    has no code of yours.
+    """
 
     subject: Subject
-    sources: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of your source by role, ``step`` and ``loader``: of all modules that
     importing the function imported, outside of the installed packages."""
-    directory: Path
-    """Directory from which modules are imported; the working directory of all
-    trials."""
+    directory: Path | None = None
+    """Directory from which modules of yours are imported; the working directory of all
+    trials. None if there are none."""
     loader_parameters: frozenset[str] = frozenset()
     """Names of the parameters of the function that builds the loader."""
     step_parameters: frozenset[str] | None = None
@@ -50,13 +55,19 @@ class CodeBench(Bench):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Fingerprint of this site, with the subject in the place of a model."""
+        """Fingerprint of this site, with the subject."""
+        identity = self.subject.identity(self.sources)
         return fingerprint(
             self.site,
-            measured_sha256(self.subject, self.sources),
-            None,
             self.server.versions.get("cuda"),
+            model_sha256=identity.model_sha256,
+            dataset_hash=identity.dataset_hash,
         )
+
+    @property
+    def import_directory(self) -> str | None:
+        """``directory`` as an input of trials."""
+        return None if self.directory is None else str(self.directory.resolve())
 
     @contextlib.contextmanager
     def phase(
@@ -68,6 +79,13 @@ class CodeBench(Bench):
         ) as runner:
             yield runner
 
+    def source_sha256(self, *roles: str) -> str:
+        """Return the hash of the source of the first of these roles that has one.
+
+        It is empty if the subject has no code of yours.
+        """
+        return next((self.sources[role] for role in roles if role in self.sources), "")
+
     def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
         """Return the trial of a request, with inputs that depend on this machine."""
         return asked.trial(timeout_s=timeout_s, **self.local_inputs(timeout_s), **local)
@@ -76,60 +94,101 @@ class CodeBench(Bench):
         """Return the inputs of each trial that depend on this machine."""
         used = self.site.used_bytes_by_gpu[0] if self.site.used_bytes_by_gpu else None
         return {
-            "directory": str(self.directory.resolve()),
+            "directory": self.import_directory,
             "limit_s": timeout_s,
             "device_used_before_bytes": used,
         }
 
 
+def with_subject(bench: Bench, subject: Subject, **code: Any) -> SubjectBench:
+    """Return a bench for trials of a subject.
+
+    Args:
+        bench: The machine.
+        subject: The subject.
+        code: Fields of ``SubjectBench`` that describe your code.
+    """
+    return SubjectBench(
+        site=bench.site,
+        server=bench.server,
+        machine=bench.machine,
+        display=bench.display,
+        load_average_1min=bench.load_average_1min,
+        subject=subject,
+        **code,
+    )
+
+
 @contextlib.contextmanager
-def open_own(
+def open_subject(
     choice: DeviceChoice,
     subject: Subject,
-    timeout_s: float,
     directory: Path = Path(),
     *,
+    import_timeout_s: float = START_TIMEOUT_S,
+    without_gpu: str | None = None,
     shared: bool = False,
     imports_in_trials: bool = False,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
-) -> Iterator[CodeBench]:
+) -> Iterator[SubjectBench]:
     """Choose a device, and start the process that trials are forked from.
 
-    That process imports your code. If it cannot be forked after that, because importing
-    it started threads or CUDA, every trial imports it again; so it does with
-    ``imports_in_trials``, so that trials of other code can run beside those of yours.
-    ``shared`` and ``check`` are as for ``open_bench``.
+    That process imports your code, if the subject has any. If it cannot be forked after
+    that, because importing it started threads or CUDA, every trial imports it again.
+
+    Args:
+        choice: Device as you chose it.
+        subject: The subject; a bench for others of the same code is
+            ``replace(bench, subject=other)``.
+        directory: Directory of the dataset, or of your modules.
+        import_timeout_s: Time limit of importing your code.
+        without_gpu: As for ``open_bench``.
+        shared: As for ``open_bench``.
+        imports_in_trials: True to import your code in each trial, so that trials of
+            other code can run beside them.
+        check: As for ``open_bench``.
 
     Raises:
         BadInput: If your code cannot be imported.
+        MachineLacks: As ``open_bench`` does.
     """
-    server = ForkServerMachine(
-        preload=_preload(subject, timeout_s, directory), start_timeout_s=timeout_s
-    )
     modules = " and ".join(
         dict.fromkeys(name.partition(":")[0] for name in subject.code().values())
     )
+
+    def make_server(site: MeasuredDevice) -> StartedMachine:
+        if not modules:
+            return ForkServerMachine(device=site.device)
+        preload = _preload(subject, import_timeout_s, directory)
+        return ForkServerMachine(preload=preload, start_timeout_s=import_timeout_s)
+
     with contextlib.ExitStack() as stack:
         opened = open_bench(
             choice,
             directory,
-            lambda _: server,
+            make_server,
+            without_gpu=without_gpu,
             check=check,
             shared=shared,
-            loading=f"torch and {modules}",
+            loading=f"torch and {modules}" if modules else "torch",
         )
         try:
             bench = stack.enter_context(opened)
         except InternalError as error:  # of the server, which only imports
+            if not modules:
+                raise
             raise BadInput(
                 f"importing {modules} ended its process, or took longer than"
-                f" {timeout_s:g} s: {error.message}",
+                f" {import_timeout_s:g} s: {error.message}",
                 next_step=(
                     "Check that it can be imported:"
                     f" {import_command(modules.partition(' ')[0])}"
                 ),
             ) from error
-        told = server.versions["preloaded"]
+        if not modules:
+            yield with_subject(bench, subject)
+            return
+        told = bench.server.versions["preloaded"]
         if told["error"] is not None:
             raise BadInput(
                 told["error"]["message"], next_step=told["error"]["next_step"]
@@ -139,51 +198,27 @@ def open_own(
             LOG.info(
                 "every trial imports %s again, because %s", modules, told["unsafe"]
             )
-        if told["unsafe"] is not None or imports_in_trials:
-            server.restart(_preload(subject, timeout_s, directory, resolved=False))
-        yield CodeBench(
-            site=bench.site,
-            server=bench.server,
-            machine=bench.machine,
-            display=bench.display,
-            load_average_1min=bench.load_average_1min,
+        forked = told["unsafe"] is None and not imports_in_trials
+        if not forked:
+            assert isinstance(bench.server, ForkServerMachine), "made above"
+            bench.server.restart(
+                _preload(subject, import_timeout_s, directory, resolved=False)
+            )
+        yield with_subject(
+            bench,
+            subject,
+            sources=told["source_sha256"],
             directory=directory,
             loader_parameters=frozenset(told["loader_parameters"]),
             step_parameters=_names(told["parameters"].get("step")),
             model=told["model"],
-            forked=told["unsafe"] is None and not imports_in_trials,
-            subject=subject,
-            sources=told["source_sha256"],
+            forked=forked,
         )
 
 
 def _names(parameters: Mapping[str, bool] | None) -> frozenset[str] | None:
     """Return the names of parameters; None if they are unknown."""
     return None if parameters is None else frozenset(parameters)
-
-
-def measured_sha256(subject: Subject, sources: Mapping[str, str]) -> str:
-    """Return a hash of the measured code: the step, its arguments and its source.
-
-    It is that of the loader if there is no step.
-
-    Args:
-        subject: The subject.
-        sources: SHA-256 of your source, by role.
-    """
-    role, call = "step", subject.step({})
-    if call is None:
-        role, call = "loader", subject.loader({})
-    assert call is not None, "a subject has a step or a loader"
-    return canonical_sha256(
-        {
-            "kind": subject.kind,
-            "function": call.function,
-            "arguments": dict(call.arguments),
-            "size": subject.size.name,
-            "source": sources.get(role),
-        }
-    )
 
 
 def check_arguments(

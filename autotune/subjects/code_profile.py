@@ -10,14 +10,14 @@ from autotune.evidence.profile import (
     SubjectTable,
 )
 from autotune.profiles.recorded_trials import trial_log_provenance
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.subject import Subject
 from autotune.trials.runner import TrialRunner
 from trainer.formats.events import utc_now
 
 
 def new_profile(
-    bench: CodeBench,
+    bench: SubjectBench,
     runner: TrialRunner,
     subject: Subject,
     *,
@@ -43,7 +43,7 @@ def new_profile(
     )
 
 
-def subject_table(subject: Subject, bench: CodeBench) -> SubjectTable:
+def subject_table(subject: Subject, bench: SubjectBench) -> SubjectTable:
     """Return your functions, with the source that was measured, for a profile."""
     size = subject.size
     return SubjectTable(

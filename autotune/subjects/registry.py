@@ -2,10 +2,12 @@
 
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from autotune.base.subject_kinds import subject_kinds
 from autotune.errors import BadInput
-from autotune.evidence.profile import SubjectTable
+from autotune.evidence.profile import Profile, SubjectTable
 from autotune.subjects.subject import Argument, Subject
 
 
@@ -33,13 +35,23 @@ def subject_class(kind: str) -> type[Subject]:
     return loaded
 
 
-def stored_subject(stored: SubjectTable) -> Subject:
-    """Return the subject of a profile that is not of the bundled trainer.
+def profile_subject(profile: Profile, data: Path = Path()) -> Subject:
+    """Return the subject of a profile.
+
+    Args:
+        profile: The profile.
+        data: Directory of its dataset, if it has one.
 
     Raises:
         BadInput: If its kind is not known here.
+        BadConfig: If it needs a dataset, and there is none.
     """
-    return subject_class(stored.kind).from_table(stored.table)
+    stored = profile.subject
+    table: dict[str, Any] = dict(stored.table)
+    if profile.has_train:
+        # [train] is its table.
+        table = {"config": profile.train, "data": str(data)}
+    return subject_class(stored.kind).from_table(table)
 
 
 def argument_names(subject: Subject, settings: Iterable[str]) -> dict[str, str]:

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
 from autotune.evidence.argument import Argument as Argument  # noqa: PLC0414 - exported
+from trainer.formats.canonical_json import canonical_sha256
 
 MICRO_BATCH_SIZE = "micro_batch_size"
 """Usual name of the size that is searched."""
@@ -136,6 +137,16 @@ class LoaderFacts:
     does not read its loss. The replayed step then leaves the host free as well."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What is measured, by its hashes: results of another identity are not reused."""
+
+    model_sha256: str
+    """SHA-256 of the model, or of the code that takes its place."""
+    dataset_hash: str = ""
+    """Hash of the dataset; empty for a subject that has its own data."""
+
+
 FACTS = "autotune_facts"
 """Attribute of a step or a loader that holds its facts."""
 
@@ -153,7 +164,9 @@ class Subject(Protocol):
         Args:
             table: What ``table`` returned, from the profile; or, from the command line,
                 ``step_function`` and ``loader_function`` (names, or None),
-                ``arguments``, and ``along``, the name of the searched argument.
+                ``arguments``, and ``along``, the name of the searched argument. The
+                bundled trainer has its settings, as ``config``, and ``data``, the
+                directory of its dataset.
 
         Raises:
             BadConfig: If the table is invalid.
@@ -178,7 +191,16 @@ class Subject(Protocol):
         """Return the functions of yours by role, whose modules are imported and hashed.
 
         Roles are ``step`` and ``loader``. It is empty if the source is that of an
-        installed package.
+        installed package, which the trials import themselves.
+        """
+
+    def identity(self, sources: Mapping[str, str]) -> Identity:
+        """Return the hashes of what is measured, for the fingerprint of a profile.
+
+        It is ``code_identity(self, sources)``, unless a model and a dataset say more.
+
+        Args:
+            sources: SHA-256 of your source by role, as in ``code``.
         """
 
     def settings(self) -> tuple[Setting, ...]:
@@ -223,3 +245,29 @@ class Subject(Protocol):
         For a ``TrainingArguments``, ``micro_batch_size`` is
         ``per_device_train_batch_size``.
         """
+
+
+def code_identity(subject: Subject, sources: Mapping[str, str]) -> Identity:
+    """Return the identity of code: the step, its arguments and its source.
+
+    It is that of the loader if there is no step.
+
+    Args:
+        subject: The subject.
+        sources: SHA-256 of its source by role.
+    """
+    role, call = "step", subject.step({})
+    if call is None:
+        role, call = "loader", subject.loader({})
+    assert call is not None, "a subject has a step or a loader"
+    return Identity(
+        model_sha256=canonical_sha256(
+            {
+                "kind": subject.kind,
+                "function": call.function,
+                "arguments": dict(call.arguments),
+                "size": subject.size.name,
+                "source": sources.get(role),
+            }
+        )
+    )

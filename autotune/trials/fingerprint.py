@@ -2,22 +2,24 @@
 
 from typing import Any
 
-from autotune.evidence.profile import Fingerprint, model_sha256
+from autotune.evidence.profile import Fingerprint
 from autotune.machine.measured_device import MeasuredDevice
-from trainer.formats.manifest import Manifest
-from trainer.formats.train_config import ModelSettings
 
 
 def fingerprint(
     site: MeasuredDevice,
-    model: ModelSettings | str,
-    manifest: Manifest | None,
     cuda: str | None,
+    *,
+    model_sha256: str,
+    dataset_hash: str,
 ) -> Fingerprint:
     """Return the profile's fingerprint of this machine, model and dataset.
 
-    ``model`` may be the hash of what takes a model's place. Without a dataset, its hash
-    is empty.
+    Args:
+        site: The measured machine.
+        cuda: CUDA version that torch is built for; None without CUDA.
+        model_sha256: Hash of the model, or of the code that takes its place.
+        dataset_hash: Hash of the dataset; empty without one.
     """
     gpu, host = site.gpu, site.host
     of_gpu: dict[str, Any] = (
@@ -45,6 +47,6 @@ def fingerprint(
         transformers=site.versions["transformers"],
         python=host.python_version,
         data_filesystem=host.disks[0].filesystem_type if host.disks else None,
-        model_sha256=model if isinstance(model, str) else model_sha256(model),
-        dataset_hash="" if manifest is None else manifest.dataset_hash,
+        model_sha256=model_sha256,
+        dataset_hash=dataset_hash,
     )

@@ -1,77 +1,30 @@
 """Opening of a machine for trials, with which every phase of tuning begins.
 
-``open_bench`` chooses a device, checks that it is free and starts a trial server.
-``open_session`` does the same for a dataset; its ``Session`` gives each phase a
-``TrialRunner`` that writes to the profile's trial log and shows its trials as progress.
+``open_bench`` chooses a device, checks that it is free and starts a trial server. Its
+``Bench`` gives each phase a ``TrialRunner`` that writes to the profile's trial log and
+shows its trials as progress.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.base.log import LOG
 from autotune.errors import MachineLacks
-from autotune.evidence.profile import Fingerprint
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, open_device
 from autotune.trials.contamination_guard import ContaminationGuard
-from autotune.trials.fingerprint import fingerprint
-from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.other_programs import (
     load_of_others,
     require_idle_gpus,
     warn_if_busy,
 )
-from autotune.trials.runner import TrialRunner
-from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_machine import Machine, StartedMachine
-from trainer.formats.manifest import Manifest, read_manifest
 from trainer.formats.nvml import NvmlMonitor
-from trainer.formats.train_config import ModelSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session(Bench):
-    """A machine that is ready to run trials on a dataset."""
-
-    manifest: Manifest
-    """Manifest of the dataset."""
-
-    def fingerprint(self, settings: ModelSettings) -> Fingerprint:
-        """Return the fingerprint of this site with the dataset and a model."""
-        return fingerprint(
-            self.site, settings, self.manifest, self.server.versions.get("cuda")
-        )
-
-    @contextlib.contextmanager
-    def phase(
-        self,
-        name: str,
-        profile: Path,
-        model: ModelSettings,
-        request: SweepRequest,
-        trials: int,
-    ) -> Iterator[TrialRunner]:
-        """Run a phase of tuning a profile.
-
-        The runner shows its progress and writes to the profile's trial log.
-
-        Args:
-            name: Name of the phase, for its title.
-            profile: Path of the profile.
-            model: Model that is tuned.
-            request: Time budget of the phase and directory of the reports.
-            trials: Expected number of trials, for the progress.
-        """
-        with self.tuning(
-            f"{name} {model.name}", profile, self.fingerprint(model), request, trials
-        ) as runner:
-            yield runner
 
 
 @contextlib.contextmanager
@@ -108,44 +61,6 @@ def open_measured_device(
                     next_step=f"Install it: pip install {library}",
                 )
         yield site, monitor
-
-
-@contextlib.contextmanager
-def open_session(
-    choice: DeviceChoice,
-    data_dir: Path,
-    *,
-    without_gpu: str | None = None,
-    check: Callable[[MeasuredDevice], None] = lambda site: None,
-) -> Iterator[Session]:
-    """Choose a device and start the trial server for trials on a dataset.
-
-    Args:
-        choice: As for ``open_bench``.
-        data_dir: Directory of the dataset.
-        without_gpu: As for ``open_bench``.
-        check: As for ``open_bench``.
-
-    Raises:
-        TrainerError: If there is no dataset.
-        MachineLacks: As ``open_bench`` does.
-    """
-    manifest = read_manifest(data_dir)
-    with open_bench(
-        choice,
-        data_dir,
-        lambda site: ForkServerMachine(device=site.device),
-        without_gpu=without_gpu,
-        check=check,
-    ) as bench:
-        yield Session(
-            site=bench.site,
-            server=bench.server,
-            machine=bench.machine,
-            display=bench.display,
-            load_average_1min=bench.load_average_1min,
-            manifest=manifest,
-        )
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.search.code_stage import explore_code
-from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.subject import Subject
 from autotune.trials.decide.least_time import StageName
 from autotune.trials.sweep_request import SweepRequest
@@ -78,8 +78,11 @@ class CodeToTune:
                 read_profile(path)
 
         first = self.probes[0]
-        with open_own(
-            device, first.subject, first.trial_timeout_s, check=check
+        with open_subject(
+            device,
+            first.subject,
+            import_timeout_s=first.trial_timeout_s,
+            check=check,
         ) as opened:
             bench = replace(opened, display=display)
             paths = profile_paths(out, self.names, bench.site.name)
@@ -111,7 +114,7 @@ class CodeToTune:
 class TunedCode:
     """Your functions on a machine, as a subject of a tuning."""
 
-    bench: CodeBench
+    bench: SubjectBench
     """Machine on which their trials run."""
     path: Path
     """Path of the profile."""

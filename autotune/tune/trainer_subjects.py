@@ -28,11 +28,17 @@ from autotune.profiles.store import (
 )
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
-from autotune.subjects.mlm.memory.stage import check_budgets, prepare, probe_one
+from autotune.subjects.mlm.memory.stage import (
+    check_budgets,
+    prepare,
+    probe_one,
+    requested_subject,
+)
 from autotune.subjects.mlm.workers.stage import count_workers
+from autotune.subjects.registry import profile_subject
 from autotune.trials.decide.least_time import StageName
-from autotune.trials.session import Session, open_session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Display
 from autotune.tune.subjects import OpenedSubjects, ProbeResult
@@ -80,15 +86,21 @@ class ModelsToTune:
             for path in profile_paths(out, self.names, site.name) if probed else ():
                 read_trainer_profile(path, "tune --skip probe")
 
-        with open_session(device, self.data, check=check) as opened:
+        first = requested_subject(self.probes[0])
+        with open_subject(device, first, self.data, check=check) as opened:
             bench = replace(opened, display=display)
             paths = profile_paths(out, self.names, bench.site.name)
-            models = [
-                TunedModel(
-                    bench=bench, path=path, prepared=prepare(bench, probe), tuned=self
+            models = []
+            for path, request in zip(paths, self.probes, strict=True):
+                probe = prepare(bench, request)
+                models.append(
+                    TunedModel(
+                        bench=replace(bench, subject=probe.subject),
+                        path=path,
+                        prepared=probe,
+                        tuned=self,
+                    )
                 )
-                for path, probe in zip(paths, self.probes, strict=True)
-            ]
             yield OpenedSubjects(bench=bench, subjects=tuple(models))
 
     def next_steps(self, profiles: Sequence[Path], nodes: int) -> tuple[str, ...]:
@@ -100,8 +112,8 @@ class ModelsToTune:
 class TunedModel:
     """A model on a machine, as a subject of a tuning."""
 
-    bench: Session
-    """Session on the machine and the dataset."""
+    bench: SubjectBench
+    """Machine on which its trials run."""
     path: Path
     """Path of its profile."""
     prepared: Probe
@@ -256,7 +268,11 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
         if not dropped:
             continue
         short = replace(request, budget_s=min(60 * REPEATED_MINUTES, request.budget_s))
-        with open_session(stored.profile.train.device, request.data) as bench:
+        with open_subject(
+            stored.profile.device,
+            profile_subject(stored.profile, request.data),
+            request.data,
+        ) as bench:
             if "confirm" in dropped:
                 confirm_profile(
                     TrainerTraining.of(

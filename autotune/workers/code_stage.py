@@ -27,7 +27,7 @@ from autotune.profiles.store import (
     with_functions,
     write_profile,
 )
-from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.code_profile import new_profile, subject_table
 from autotune.subjects.registry import merged_subject
 from autotune.subjects.subject import Argument, Subject
@@ -104,8 +104,10 @@ def sweep_own(
         BadInput: If it is not known with which size to measure.
     """
     replayed = request.replayed_step_s is not None
-    with open_own(
-        "cpu" if replayed else device, subject, request.trial_timeout_s
+    with open_subject(
+        "cpu" if replayed else device,
+        subject,
+        import_timeout_s=request.trial_timeout_s,
     ) as bench:
         (path,) = profile_paths(out, [subject.name], bench.site.name)
         old = _earlier_profile(path, bench, given=out is not None, replayed=replayed)
@@ -115,7 +117,7 @@ def sweep_own(
 
 
 def sweep_into(
-    bench: CodeBench, request: SweepRequest, path: Path, old: Profile | None
+    bench: SubjectBench, request: SweepRequest, path: Path, old: Profile | None
 ) -> WrittenProfile:
     """Find the fewest workers of a loader on an open bench.
 
@@ -155,7 +157,7 @@ def sweep_into(
 
 
 def _earlier_profile(
-    path: Path, bench: CodeBench, *, given: bool, replayed: bool
+    path: Path, bench: SubjectBench, *, given: bool, replayed: bool
 ) -> Profile | None:
     """Return the profile that a sweep adds to; None to write a new one.
 
@@ -179,7 +181,7 @@ def _earlier_profile(
 
 def _with_sweep(
     old: Profile | None,
-    bench: CodeBench,
+    bench: SubjectBench,
     runner: TrialRunner,
     subject: Subject,
     evidence: WorkersEvidence,
@@ -267,7 +269,7 @@ def _at_probed_size(
 
 
 def sweep_on(
-    bench: CodeBench,
+    bench: SubjectBench,
     subject: Subject,
     choice: Mapping[str, Argument],
     request: SweepRequest,

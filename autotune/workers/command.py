@@ -217,9 +217,10 @@ def _sweep_profile(
     """
     from autotune.base.answer_json import answer_json
     from autotune.profiles.measuring_commands import profile_job
+    from autotune.subjects.bench import open_subject
     from autotune.subjects.mlm.workers.stage import count_workers, known_step_s
+    from autotune.subjects.registry import profile_subject
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.trials.session import open_session
     from autotune.workers.decide.window_time import least_window_s, longer_words
     from autotune.workers.sections import workers_text
 
@@ -246,8 +247,13 @@ def _sweep_profile(
         )
     )
     without_gpu = _next_step_without_gpu(stored, probe)
-    with open_session(device, request.data, without_gpu=without_gpu) as session:
-        evidence = count_workers(session, stored, request)
+    with open_subject(
+        device,
+        profile_subject(stored.profile, request.data),
+        request.data,
+        without_gpu=without_gpu,
+    ) as bench:
+        evidence = count_workers(bench, stored, request)
     if job.as_json:
         print(answer_json(evidence))
     else:

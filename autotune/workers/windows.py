@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from autotune.machine.measured_device import local_ranks
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.subject import Argument, Call, Subject
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
@@ -204,7 +204,7 @@ def windows_of_code(
     subject: Subject,
     choice: Mapping[str, Argument],
     request: SweepRequest,
-    bench: CodeBench,
+    bench: SubjectBench,
     *,
     fed_by: Literal["loader", "step", "training"] = "loader",
 ) -> SubjectWindows[Subject]:
@@ -244,6 +244,5 @@ def windows_of_code(
         varied=frozenset(TORCH_DEFAULTS) & bench.loader_parameters,
         local=bench.local_inputs(request.trial_timeout_s),
         fed_by=fed_by,
-        # The bench has imported one of them.
-        source_sha256=bench.sources.get("loader") or bench.sources["step"],
+        source_sha256=bench.source_sha256("loader", "step"),
     )

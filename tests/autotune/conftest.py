@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import run
+from autotune.evidence.profile import model_sha256
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import open_device
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects import bench
 from autotune.subjects.mlm.memory import gains, plan_memory, prediction
-from autotune.trials import session
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from testbed.datasets import write_dataset
@@ -46,7 +47,14 @@ def workdir_with_data(workdir, patterned_dataset) -> Path:
         update={"path": "data", "dataset_hash": manifest.dataset_hash}
     )
     train = profile.train.model_copy(update={"data": data, "global_batch_size": 122})
-    changes = {"fingerprint": fingerprint(site, train.model, manifest, None)}
+    changes = {
+        "fingerprint": fingerprint(
+            site,
+            None,
+            model_sha256=model_sha256(train.model),
+            dataset_hash=manifest.dataset_hash,
+        )
+    }
     profile = profile.with_train(train).model_copy(update=changes)
     (workdir / "p.toml").write_text(profile_to_toml(profile))
     return workdir
@@ -88,7 +96,14 @@ def tiny_profile(workdir, monkeypatch) -> Path:
         micro_batch_size=2,
         global_batch_size=4,
     )
-    changes = {"fingerprint": fingerprint(site, TINY_MODEL, manifest, None)}
+    changes = {
+        "fingerprint": fingerprint(
+            site,
+            None,
+            model_sha256=model_sha256(TINY_MODEL),
+            dataset_hash=manifest.dataset_hash,
+        )
+    }
     profile = example_profile().with_train(train).model_copy(update=changes)
     (workdir / "tiny.toml").write_text(profile_to_toml(profile))
     return workdir / "tiny.toml"
@@ -156,7 +171,14 @@ def started_server() -> Iterator[ForkServerMachine]:
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
     """Let commands that are called in this process use the started trial server."""
-    for module in (session, prediction, plan_memory, gains):
-        monkeypatch.setattr(
-            module, "ForkServerMachine", lambda **_: Borrowed(started_server)
-        )
+
+    class Server(ForkServerMachine):
+        """The started server, unless code of yours is to be imported."""
+
+        def __new__(cls, **options):
+            if "preload" in options:
+                return ForkServerMachine(**options)
+            return Borrowed(started_server)
+
+    for module in (bench, prediction, plan_memory, gains):
+        monkeypatch.setattr(module, "ForkServerMachine", Server)

@@ -1,12 +1,14 @@
 """The bundled trainer as a subject."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import PositiveFloat, PositiveInt
 
-from autotune.subjects.subject import Argument, Call, Setting, Size
-from trainer.formats.manifest import SpecialIds
+from autotune.evidence.profile import model_sha256
+from autotune.subjects.subject import Argument, Call, Identity, Setting, Size
+from trainer.formats.manifest import Manifest, SpecialIds, read_manifest
 from trainer.formats.tables import StrictTable, parse_table
 from trainer.formats.train_config import TrainConfig
 
@@ -31,11 +33,31 @@ class MlmSubject(StrictTable):
     """Documents in each sequence of the fullest micro-batches, on average."""
     local_ranks: PositiveInt = 1
     """Ranks of this node, which train together."""
+    dataset_hash: str = ""
+    """Hash of the dataset; empty if none is known."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Return the subject that ``table`` describes."""
-        return parse_table(cls, dict(table), where="[subject]")
+        """Return the subject that ``table`` describes.
+
+        ``data``, the directory of a dataset, takes the place of what it adds.
+        """
+        fields = dict(table)
+        data = fields.pop("data", None)
+        if data is not None:
+            fields |= _facts_of(read_manifest(Path(data)))
+        return parse_table(cls, fields, where="[subject]")
+
+    @classmethod
+    def of_dataset(cls, config: TrainConfig, manifest: Manifest, **more: Any) -> Self:
+        """Return the trainer on a dataset.
+
+        Args:
+            config: Settings of the trainer.
+            manifest: Manifest of the dataset.
+            more: Further fields.
+        """
+        return cls(config=config, **_facts_of(manifest), **more)
 
     def table(self) -> dict[str, Any]:
         """Return all settings, and what the dataset adds."""
@@ -63,6 +85,13 @@ class MlmSubject(StrictTable):
     def code(self) -> dict[str, str]:
         """Return nothing: the source is this project's."""
         return {}
+
+    def identity(self, sources: Mapping[str, str]) -> Identity:
+        """Return the hashes of the model and of the dataset."""
+        return Identity(
+            model_sha256=model_sha256(self.config.model),
+            dataset_hash=self.dataset_hash,
+        )
 
     def settings(self) -> tuple[Setting, ...]:
         """Return nothing yet: ``search`` declares what it varies."""
@@ -158,3 +187,12 @@ class MlmSubject(StrictTable):
             "special_ids": self.special_ids.model_dump(mode="json"),
             "documents_per_sequence": self.documents_per_sequence,
         }
+
+
+def _facts_of(manifest: Manifest) -> dict[str, Any]:
+    """Return what a dataset adds to the trainer."""
+    return {
+        "vocab_size": manifest.vocab_size,
+        "special_ids": manifest.special_ids,
+        "dataset_hash": manifest.dataset_hash,
+    }

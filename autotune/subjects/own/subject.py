@@ -13,8 +13,10 @@ from autotune.subjects.subject import (
     MICRO_BATCH_SIZE,
     Argument,
     Call,
+    Identity,
     Setting,
     Size,
+    code_identity,
 )
 from trainer.formats.errors import BadConfig
 from trainer.formats.tables import StrictTable, parse_table
@@ -162,6 +164,10 @@ class FunctionSubject(StrictTable):
         """Return the functions of yours by role."""
         functions = {"step": self.step_function, "loader": self.loader_function}
         return {role: name for role, name in functions.items() if name is not None}
+
+    def identity(self, sources: Mapping[str, str]) -> Identity:
+        """Return the hash of your function, its arguments and its source."""
+        return code_identity(self, sources)
 
     def settings(self) -> tuple[Setting, ...]:
         """Return the settings of the library, and those that you vary."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from autotune.subjects.jobs.load import accepted, resolve
-from autotune.subjects.subject import Call, Setting, Size
+from autotune.subjects.subject import Call, Setting, Size, code_identity
 
 HERE = "minitrainer.subject"
 
@@ -47,6 +47,9 @@ class MiniTrainerSubject:
 
     def code(self):
         return {"step": self.step_function, "loader": self.step_function}
+
+    def identity(self, sources):
+        return code_identity(self, sources)
 
     def settings(self):
         return (Setting(name="bf16", values=(False, True), changes_rounding=True),)

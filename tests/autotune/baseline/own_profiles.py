@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.evidence.profile import Constraints, Evidence
 from autotune.profiles.store import StoredProfile, read_profile, write_profile
-from autotune.subjects.bench import CodeBench, open_own
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.code_profile import new_profile
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
@@ -26,14 +26,16 @@ def own_code(step: str, *, loader: bool = False, **fields: object) -> FunctionSu
 
 
 @contextlib.contextmanager
-def bench_of(code: FunctionSubject, **options: object) -> Iterator[CodeBench]:
+def bench_of(code: FunctionSubject, **options: object) -> Iterator[SubjectBench]:
     """Open a bench on this CPU that has imported the code."""
-    with open_own("cpu", code, TIMEOUT_S, DIRECTORY, **options) as bench:
+    with open_subject(
+        "cpu", code, DIRECTORY, import_timeout_s=TIMEOUT_S, **options
+    ) as bench:
         yield bench
 
 
 def write_own_profile(
-    path: Path, bench: CodeBench, **settings: object
+    path: Path, bench: SubjectBench, **settings: object
 ) -> StoredProfile:
     """Write a profile with these settings, and read it."""
     runner = bench.runner(

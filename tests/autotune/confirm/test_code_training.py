@@ -13,7 +13,7 @@ from autotune.confirm.stage import confirm_profile
 from autotune.errors import BadInput, ProfileRejected, UsageError
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import read_profile, write_profile
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials import trial_bench
 from autotune.trials.outcomes import Crashed, Measured
@@ -59,7 +59,7 @@ class OwnTraining:
             | {"unit": unit, "units_per_s": rate, "padded_units_per_s": rate}
         )
 
-    def bench(self, **changes) -> CodeBench:
+    def bench(self, **changes) -> SubjectBench:
         site = replace(ON_CPU, host=FakeHost().facts([self.directory]))
         server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0, environment={})
         fields = {
@@ -70,7 +70,7 @@ class OwnTraining:
             "sources": own_profile().subject.sources,
             "directory": self.directory,
         }
-        return CodeBench(**fields | changes)
+        return SubjectBench(**fields | changes)
 
     def confirmed(self, *, trains=False, **changes):
         """Confirm the profile, and return the evidence."""

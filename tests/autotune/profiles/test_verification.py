@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import NotCheckable, ProfileRejected
+from autotune.evidence.profile import model_sha256
 from autotune.machine.measured_device import open_device
 from autotune.profiles.approval import read_with_approval
 from autotune.profiles.checks import Check, Verification
@@ -29,7 +30,12 @@ def verify_on(tmp_path, monkeypatch, patterned_dataset):
     site = open_device(
         "cuda", patterned_dataset, HOST, FakeGpuMonitor([FakeGpu(facts=H200)])
     )
-    made_on = fingerprint(site, EXAMPLE.train.model, manifest, "13.0")
+    made_on = fingerprint(
+        site,
+        "13.0",
+        model_sha256=model_sha256(EXAMPLE.train.model),
+        dataset_hash=manifest.dataset_hash,
+    )
     data = EXAMPLE.train.data.model_copy(update={"dataset_hash": manifest.dataset_hash})
     profile = but(EXAMPLE, train={"data": data, "device": "cuda"})
     profile = profile.model_copy(update={"fingerprint": made_on})

@@ -9,7 +9,7 @@ from autotune.memory.code_stage import StepProbe, probe_step
 from autotune.profiles.store import read_profile
 from autotune.search.code_stage import explore_code, present_settings
 from autotune.search.explore import FOUND
-from autotune.subjects.bench import CodeBench
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.transformers.subject import TransformersSubject
 from autotune.trials import trial_bench
@@ -75,7 +75,7 @@ class OwnSearch:
         )
         site = replace(ON_CPU, host=FakeHost().facts([self.directory]))
         server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0, environment={})
-        bench = CodeBench(
+        bench = SubjectBench(
             site=site,
             server=server,
             machine=self.machine,

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.console.options import TunedCodeOptions
 from autotune.errors import BadInput, UsageError
-from autotune.subjects.bench import check_arguments, measured_sha256
+from autotune.subjects.bench import check_arguments
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.requested import requested_subjects
 from autotune.subjects.transformers.subject import TransformersSubject
@@ -41,9 +41,9 @@ def test_present_values_identify_the_measured_code():
     first, other, same = (
         requested(vary) for vary in ("width=64,128", "width=128,64", "width=64,256")
     )
-    assert measured_sha256(first, sources) != measured_sha256(other, sources)
+    assert first.identity(sources) != other.identity(sources)
     # Their trials are the same as long as nothing else was chosen.
-    assert measured_sha256(first, sources) == measured_sha256(same, sources)
+    assert first.identity(sources) == same.identity(sources)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.memory import code_stage as own_probe_stage
+from autotune.subjects import bench as subject_bench
 from autotune.subjects.mlm.memory import stage as probe_stage
 from autotune.subjects.mlm.workers import stage as workers_stage
-from autotune.trials import session
 from autotune.workers import code_stage as own_workers_stage
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
@@ -46,7 +46,7 @@ def test_study_reaches_the_phase(
 
     monkeypatch.setattr(stage, phase, record)
     monkeypatch.setattr(
-        session, "open_session", lambda *_, **__: contextlib.nullcontext()
+        subject_bench, "open_subject", lambda *_, **__: contextlib.nullcontext()
     )
     says(command, *options, "--study=s.log", "--here", code=NOT_MEASURED.exit_code)
     assert files == [Path("s.log")]

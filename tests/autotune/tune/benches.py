@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.memory.probe import ProbeRequest
 from autotune.subjects.mlm.memory.stage import requested_config
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.outcomes import Outcome
-from autotune.trials.session import Session
 from autotune.trials.values import Trial
 from testbed.examples.feeds import ON_CPU
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
@@ -19,11 +20,15 @@ from trainer.formats.train_config import ModelSettings
 SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})
 
 
-def bench_on(machine: FakeMachine, data: Path, **changes) -> Session:
+def bench_on(machine: FakeMachine, data: Path, **changes) -> SubjectBench:
     site = replace(ON_CPU, host=FakeHost().facts([data]), **changes)
     server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0, environment={})
-    return Session(
-        site=site, manifest=read_manifest(data), server=server, machine=machine
+    config = requested_config(SETTINGS)
+    return SubjectBench(
+        site=site,
+        subject=MlmSubject.of_dataset(config, read_manifest(data)),
+        server=server,
+        machine=machine,
     )
 
 

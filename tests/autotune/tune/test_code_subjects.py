@@ -12,8 +12,10 @@ from autotune.tune import code_subjects, pipeline
 from autotune.tune.code_subjects import CodeToTune, TunedCode
 from autotune.tune.pipeline import TuneRequest, Tuning
 from testbed.examples.own_profiles import own_profile
+from testbed.examples.profiles import example_profile
 from testbed.fakes import FakeClock
 from tests.autotune.tune.test_pipeline import CONFIRMED
+from tests.autotune.tune.test_sections import worth
 
 FUNCTIONS = {"step_function": "mine:build_step", "loader_function": "mine:build_loader"}
 
@@ -55,12 +57,16 @@ class Phases:
         self.training_s = training_s
         return CONFIRMED.model_copy(update={"unit": "batches"})
 
+    def compare_recipes(self, bench, stored, request):
+        self.done("baseline")
+        return worth(example_profile()).evidence.baseline
+
     def build_report(self, profiles, reports, out, *, data):
         self.done("report")
         self.reported = profiles, data
 
     @contextlib.contextmanager
-    def open_own(self, device, subject, timeout_s, check):
+    def open_subject(self, device, subject, *, import_timeout_s, check):
         site = SimpleNamespace(name="cpu", device="cpu")
         bench = SimpleNamespace(
             site=site, server=SimpleNamespace(waited_s=0.0), model=self.model
@@ -95,7 +101,8 @@ def phases(tmp_path, monkeypatch):
         "explore_code",
         "sweep_into",
         "confirm_profile",
-        "open_own",
+        "compare_recipes",
+        "open_subject",
     ):
         monkeypatch.setattr(code_subjects, name, getattr(recorded, name))
     monkeypatch.setattr(code_subjects, "replace", lambda bench, **_: bench)
@@ -108,7 +115,14 @@ def phases(tmp_path, monkeypatch):
 def test_phases_run_in_order_until_the_report(phases):
     subject = FunctionSubject(**FUNCTIONS, varied={"fused": [False, True]})
     result, found = phases.run(subject)
-    assert phases.calls == ["probe", "explore", "workers", "confirm", "report"]
+    assert phases.calls == [
+        "probe",
+        "explore",
+        "workers",
+        "confirm",
+        "baseline",
+        "report",
+    ]
     assert found["probe", "mine"] == (
         "done",
         "batch=8 fits, 9 runs out of memory; fastest 7",
@@ -141,13 +155,12 @@ def test_phases_that_code_cannot_have_say_why(phases):
         "workers",
         "network",
         "confirm",
-        "baseline",
     }
     assert "build_model" in skipped["estimate"]
     assert "--vary" in skipped["explore"]
     assert "--loader" in skipped["workers"]
     assert "loader" in skipped["confirm"]
-    assert phases.calls == ["probe", "report"]
+    assert phases.calls == ["probe", "baseline", "report"]
 
 
 def test_training_function_is_confirmed_without_a_loader(phases):
@@ -165,7 +178,7 @@ def test_each_combination_of_arguments_is_tuned(phases):
     assert phases.calls == [
         "probe",
         "probe",
-        *["workers", "confirm"] * 2,
+        *["workers", "confirm", "baseline"] * 2,
         "report",
     ]
     assert len(result.profiles) == 2

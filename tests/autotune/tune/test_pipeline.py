@@ -10,11 +10,11 @@ from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, Usage
 from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.memory.probe import ProbeRequest
 from autotune.subjects.mlm.memory.probed_model import ProbedModel
 from autotune.subjects.mlm.memory.stage import requested_config
 from autotune.trials.decide.least_time import ASSUMED_TRIAL_S, USUAL_S, least_s
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.tune import pipeline, trainer_subjects
 from autotune.tune.pipeline import TuneRequest, Tuning
@@ -124,6 +124,7 @@ class Stages:
             return SimpleNamespace(of=name, max_micro_batch_size=20)
 
         return SimpleNamespace(
+            subject=None,
             local_ranks=self.local_ranks,
             overheads=self.expected,
             memory_budget_bytes=2**30,
@@ -131,6 +132,9 @@ class Stages:
             config=request.config,
             trace=trace,
         )
+
+    def requested_subject(self, request):
+        return None
 
     def probe_one(self, bench, ready, path, traced, budget_ends_s):
         self.traced.append(traced)
@@ -179,11 +183,11 @@ class Stages:
         self.reported = [path.stem for path in profiles]
 
     @contextlib.contextmanager
-    def open_session(self, device, data, check=None):
+    def open_subject(self, device, subject, data, check=None):
         self.benches += 1
-        yield Session(
+        yield SubjectBench(
             site=SimpleNamespace(name="cpu", device="cpu"),
-            manifest=None,
+            subject=subject,
             server=SimpleNamespace(waited_s=SERVER_S),
             machine=SimpleNamespace(),
         )
@@ -201,7 +205,8 @@ def stages(monkeypatch, tmp_path):
         "confirm_profile",
         "compare_recipes",
         "build_report",
-        "open_session",
+        "open_subject",
+        "requested_subject",
     ):
         monkeypatch.setattr(trainer_subjects, name, getattr(recorded, name))
     monkeypatch.setattr(

@@ -9,8 +9,8 @@ import pytest
 from autotune.baseline import stage as baseline_stage
 from autotune.errors import BadInput
 from autotune.network import stage as network_stage
+from autotune.subjects import bench as subject_bench
 from autotune.subjects.mlm.workers import stage as workers_stage
-from autotune.trials import session
 from autotune.trials.sweep_request import SweepRequest
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
@@ -47,7 +47,7 @@ def sweep(request, monkeypatch, workdir_with_data, says):
     command, stage, phase = request.param
     requests = replace_phase(monkeypatch, stage, phase)
     monkeypatch.setattr(
-        session, "open_session", lambda *_, **__: contextlib.nullcontext()
+        subject_bench, "open_subject", lambda *_, **__: contextlib.nullcontext()
     )
 
     def call(time_limit: str) -> tuple[SweepRequest, str]:

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.render_console import console_text
 from autotune.errors import BadInput
-from autotune.subjects.bench import open_own
+from autotune.subjects.bench import open_subject
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.code_stage import sweep_on
@@ -25,7 +25,9 @@ def bench():
     code = FunctionSubject(
         step_function=f"{MODULE}:plain_step", loader_function=f"{MODULE}:sleepy"
     )
-    with open_own("cpu", code, 60, Path(__file__).parent) as opened:
+    with open_subject(
+        "cpu", code, Path(__file__).parent, import_timeout_s=60
+    ) as opened:
         yield opened
 
 

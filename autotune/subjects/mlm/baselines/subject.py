@@ -5,7 +5,14 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveFloat, PositiveInt
 
-from autotune.subjects.subject import Argument, Call, Setting, Size
+from autotune.subjects.subject import (
+    Argument,
+    Call,
+    Identity,
+    Setting,
+    Size,
+    code_identity,
+)
 from trainer.formats.manifest import SpecialIds
 from trainer.formats.tables import StrictTable, parse_table
 from trainer.formats.train_config import TrainConfig
@@ -70,6 +77,10 @@ class OtherTrainerSubject(StrictTable):
     def code(self) -> dict[str, str]:
         """Return nothing: the source is this project's."""
         return {}
+
+    def identity(self, sources: Mapping[str, str]) -> Identity:
+        """Return the hash of the trainer's function and its arguments."""
+        return code_identity(self, sources)
 
     def settings(self) -> tuple[Setting, ...]:
         """Return nothing: it is not tuned here."""

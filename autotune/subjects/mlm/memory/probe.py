@@ -100,10 +100,9 @@ class Probe:
     @property
     def subject(self) -> MlmSubject:
         """The model as a subject, with what the dataset adds."""
-        return MlmSubject(
-            config=self.config,
-            vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids,
+        return MlmSubject.of_dataset(
+            self.config,
+            self.manifest,
             documents_per_sequence=self.documents_per_sequence,
             local_ranks=self.local_ranks,
         )

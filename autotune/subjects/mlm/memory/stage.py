@@ -38,15 +38,17 @@ from autotune.profiles.decide.default_settings import default_layout, default_pr
 from autotune.profiles.profile_paths import profile_paths, relative_data_path
 from autotune.profiles.recorded_trials import trial_log_provenance
 from autotune.profiles.store import keep_workers, write_profile
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.subjects.mlm.memory.probed_model import ProbedModel
-from autotune.trials.session import Session
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial
 from trainer.config.compilers import missing_for_compile
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import sequence_statistics
 from trainer.formats.events import utc_now
+from trainer.formats.manifest import read_manifest
 from trainer.formats.tables import parse_table
 from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
 
@@ -68,6 +70,15 @@ def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
 
 
+def requested_subject(request: ProbeRequest) -> MlmSubject:
+    """Return the trainer with the requested settings, on its dataset.
+
+    Raises:
+        BadConfig: If there is no dataset.
+    """
+    return MlmSubject.of_dataset(request.config, read_manifest(request.data))
+
+
 def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> None:
     """Check that the device has the memory and the GPUs that are requested.
 
@@ -84,7 +95,7 @@ def check_budgets(requests: Sequence[ProbeRequest], site: MeasuredDevice) -> Non
 
 
 def probe_models(
-    session: Session,
+    bench: SubjectBench,
     requests: Sequence[ProbeRequest],
     out: Path | None,
     budget_ends_s: float | None = None,
@@ -92,7 +103,7 @@ def probe_models(
     """Probe each model, and write its profile before the next one is probed.
 
     Args:
-        session: Site, dataset and machine.
+        bench: Machine that runs the trials.
         requests: One for each model.
         out: File or directory of the profiles; None for the default.
         budget_ends_s: Time after which no trial begins, in seconds since 1970; None
@@ -104,15 +115,15 @@ def probe_models(
         Undecided: If trials failed for another reason than memory.
     """
     names = [request.config.model.name for request in requests]
-    paths = profile_paths(out, names, session.site.name)
+    paths = profile_paths(out, names, bench.site.name)
     probed = []
     for request, path in zip(requests, paths, strict=True):
-        probe = prepare(session, request)
-        probed.append(probe_one(session, probe, path, budget_ends_s=budget_ends_s))
+        probe = prepare(bench, request)
+        probed.append(probe_one(bench, probe, path, budget_ends_s=budget_ends_s))
     return probed
 
 
-def prepare(session: Session, request: ProbeRequest) -> Probe:
+def prepare(bench: SubjectBench, request: ProbeRequest) -> Probe:
     """Complete the settings of a probe, and report its memory budget on stderr.
 
     A sample of the dataset gives the tokens of a sequence, and these the number of
@@ -122,9 +133,9 @@ def prepare(session: Session, request: ProbeRequest) -> Probe:
         BadInput: If the global batch is too small for the ranks, or the device has too
             little memory or too few GPUs.
     """
-    probe = settled_probe(session, request)
+    probe = settled_probe(bench, request)
     sequence_stats = sequence_statistics(
-        probe.config, TokenDataset(request.data, session.manifest)
+        probe.config, TokenDataset(request.data, probe.manifest)
     )
     tokens = request.config.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
     global_batch_size = global_batch_size_of(
@@ -132,7 +143,7 @@ def prepare(session: Session, request: ProbeRequest) -> Probe:
     )
     # Raises an error now if the global batch is too small for the ranks.
     split_global_batch(global_batch_size, 1, probe.local_ranks)
-    LOG.info("%s", _budget_words(session, probe))
+    LOG.info("%s", _budget_words(bench, probe))
     config = probe.config.model_copy(update={"global_batch_size": global_batch_size})
     return replace(
         probe,
@@ -142,13 +153,13 @@ def prepare(session: Session, request: ProbeRequest) -> Probe:
     )
 
 
-def _budget_words(session: Session, probe: Probe) -> str:
+def _budget_words(bench: SubjectBench, probe: Probe) -> str:
     """Return the memory budget in words, and what a default budget leaves free."""
     words = (
         f"{probe.config.model.name}: memory budget"
         f" {format_bytes(probe.memory_budget_bytes)} per rank"
     )
-    if session.site.gpu is not None and probe.request.memory_bytes is None:
+    if bench.site.gpu is not None and probe.request.memory_bytes is None:
         words += (
             f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget"
             " with --memory)"
@@ -156,13 +167,13 @@ def _budget_words(session: Session, probe: Probe) -> str:
     return words
 
 
-def settled_probe(session: Session, request: ProbeRequest) -> Probe:
+def settled_probe(bench: SubjectBench, request: ProbeRequest) -> Probe:
     """Return a probe with the site's defaults, but without the dataset's statistics.
 
     Raises:
         BadInput: If the device has too little memory or too few GPUs.
     """
-    site = session.site
+    site = bench.site
     ranks = local_ranks(site, request.ranks)
     overheads = None
     if request.traced:
@@ -170,11 +181,11 @@ def settled_probe(session: Session, request: ProbeRequest) -> Probe:
     return Probe(
         request=request,
         config=_settled_config(request.config, site),
-        manifest=session.manifest,
+        manifest=read_manifest(request.data),
         memory_budget_bytes=memory_budget(
             site, request.memory_bytes, request.as_gpu, ranks=ranks
         ),
-        device_used_before_bytes=session.used_before_bytes(ranks),
+        device_used_before_bytes=bench.used_before_bytes(ranks),
         local_ranks=ranks,
         overheads=overheads,
     )
@@ -204,7 +215,7 @@ def _settled_config(config: TrainConfig, site: MeasuredDevice) -> TrainConfig:
 
 
 def probe_one(
-    session: Session,
+    bench: SubjectBench,
     probe: Probe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -219,14 +230,14 @@ def probe_one(
         OutOfTime, ExceedsMemory, Undecided: As for ``profile_of_probe``.
     """
     check_writable(path.parent)
-    profile, trials = profile_of_probe(session, probe, path, traced, budget_ends_s)
+    profile, trials = profile_of_probe(bench, probe, path, traced, budget_ends_s)
     profile = keep_workers(profile, path)
     previous = write_profile(path, profile)
     return ProbedModel(path=path, previous=previous, profile=profile, trials=trials)
 
 
 def profile_of_probe(
-    session: Session,
+    bench: SubjectBench,
     probe: Probe,
     path: Path,
     traced: MemoryEstimate | None = None,
@@ -237,7 +248,7 @@ def profile_of_probe(
     """Probe one model without writing its profile.
 
     Args:
-        session: Site, dataset and machine.
+        bench: Machine that runs the trials.
         probe: The model and its limits.
         path: Path at which the profile will be written; it names the trial log.
         traced: Result of ``probe.trace``, if known.
@@ -254,21 +265,21 @@ def profile_of_probe(
         Undecided: If trials failed for another reason than memory.
     """
     model = probe.config.model
-    fingerprint = session.fingerprint(model)
+    fingerprint = replace(bench, subject=probe.subject).fingerprint
     reports = report_directory(path, probe.request.reports)
-    with session.display.show(f"probe {model.name}") as update:
-        runner = session.runner(reports, fingerprint, update, _EXPECTED_TRIALS)
+    with bench.display.show(f"probe {model.name}") as update:
+        runner = bench.runner(reports, fingerprint, update, _EXPECTED_TRIALS)
         runner.budget_ends_s = budget_ends_s
         size, evidence = probe_subject(
             replace(probe.size_probe(), study_name=study_name or f"{path.stem}: probe"),
             runner,
-            session.site.host.ram_available_bytes,
+            bench.site.host.ram_available_bytes,
             traced,
         )
     train = probe.config.model_copy(update={"micro_batch_size": size})
     data = DataSettings(
         path=relative_data_path(probe.request.data, path),
-        dataset_hash=session.manifest.dataset_hash,
+        dataset_hash=probe.manifest.dataset_hash,
     )
     trial_log = trial_log_provenance(runner, fingerprint, train.seq_length_tokens)
     train = train.model_copy(update={"data": data})
@@ -285,7 +296,7 @@ def profile_of_probe(
             tool_version=__version__,
             created_utc=utc_now(),
             commands=["probe"],
-            slurm_job_id=session.site.slurm.job_id,
+            slurm_job_id=bench.site.slurm.job_id,
             **trial_log,
         ),
         evidence=Evidence(probe=evidence),

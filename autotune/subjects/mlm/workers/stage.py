@@ -10,10 +10,10 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile, before_sweep, with_data
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.subject import MOST_MICRO_BATCHES, MlmSubject
 from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
 from autotune.workers.windows import SubjectWindows
@@ -21,12 +21,12 @@ from trainer.formats.train_config import TrainConfig
 
 
 def count_workers(
-    bench: Session, stored: StoredProfile, request: SweepRequest
+    bench: SubjectBench, stored: StoredProfile, request: SweepRequest
 ) -> WorkersEvidence:
     """Find the smallest sufficient number of workers, and write it into the profile.
 
     Args:
-        bench: Session on the machine and the dataset.
+        bench: Bench of the profile's model and dataset.
         stored: Profile that was probed here.
         request: Windows to measure, with their time budget.
 
@@ -36,8 +36,7 @@ def count_workers(
         Undecided: If a window failed.
     """
     windows = _windows_of(bench, stored, request)
-    model = windows.subject.config.model
-    with bench.phase("workers", stored.path, model, request, EXPECTED_TRIALS) as runner:
+    with bench.phase("workers", stored.path, request, EXPECTED_TRIALS) as runner:
         study_name = f"{stored.path.stem}: workers"
         evidence = sweep_workers(windows, runner, bench.site, study_name)
     profile = add_workers(stored.profile, evidence, runner)
@@ -67,7 +66,7 @@ def known_step_s(
 
 
 def _windows_of(
-    bench: Session, stored: StoredProfile, request: SweepRequest
+    bench: SubjectBench, stored: StoredProfile, request: SweepRequest
 ) -> SubjectWindows[MlmSubject]:
     """Return the windows of a probed profile, on as many ranks as requested or probed.
 
@@ -76,9 +75,7 @@ def _windows_of(
     """
     is_replayed = request.replayed_step_s is not None
     config = before_sweep(stored.profile)
-    probe = require_local_probe(
-        stored, bench.fingerprint(config.model), replayed=is_replayed
-    )
+    probe = require_local_probe(stored, bench.fingerprint, replayed=is_replayed)
     ranks = request.local_ranks or probe.local_ranks
     if is_replayed:
         # A replay computes nothing, so its ranks need no GPUs.

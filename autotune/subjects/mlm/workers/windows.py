@@ -6,42 +6,38 @@ from typing import Any
 
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.mlm.workers.batch_bytes import micro_batch_bytes
-from autotune.trials.session import Session
 from autotune.trials.sweep_request import SweepRequest
+from autotune.trials.trial_bench import Bench
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.windows import SubjectWindows, window_trial
+from trainer.formats.manifest import Manifest, read_manifest
 from trainer.formats.train_config import TrainConfig
 
 
 def training_windows(
-    bench: Session, config: TrainConfig, request: SweepRequest, ranks: int
+    bench: Bench, config: TrainConfig, request: SweepRequest, ranks: int
 ) -> SubjectWindows[MlmSubject]:
     """Return windows of the bundled trainer on this machine, with limits of workers.
 
     Args:
-        bench: Session on the machine and the dataset.
+        bench: The machine.
         config: Trainer settings.
-        request: Length of the windows, and their time budget.
+        request: Dataset, length of the windows, and their time budget.
         ranks: Number of local ranks.
     """
-    manifest = bench.manifest
+    manifest = read_manifest(request.data)
     limits = LoaderLimits(
         host=bench.site.host,
         local_ranks=ranks,
-        batch_bytes=_mean_batch_bytes(bench, config),
+        batch_bytes=_mean_batch_bytes(manifest, config),
         prefetch_factor=config.data.prefetch_factor,
         requested_workers=request.max_workers,
     )
     # The device number tells file systems of one type apart.
     filesystem = bench.site.host.disks[0].filesystem_type
     return windows_of_trainer(
-        MlmSubject(
-            config=config,
-            vocab_size=manifest.vocab_size,
-            special_ids=manifest.special_ids,
-            local_ranks=ranks,
-        ),
+        MlmSubject.of_dataset(config, manifest, local_ranks=ranks),
         request,
         limits,
         storage=f"{filesystem}:{request.data.stat().st_dev}",
@@ -67,14 +63,14 @@ def windows_of_trainer(
     )
 
 
-def _mean_batch_bytes(bench: Session, config: TrainConfig) -> int:
+def _mean_batch_bytes(manifest: Manifest, config: TrainConfig) -> int:
     """Return the mean size of a micro-batch that a worker sends."""
     samples_per_sequence = 1.0
     if config.layout == "packed":
-        train = bench.manifest.train
+        train = manifest.train
         tokens = max(1, sum(shard.tokens for shard in train.shards))
         samples_per_sequence = config.seq_length_tokens * train.samples / tokens
-    id_bits = int(bench.manifest.dtype.removeprefix("uint"))
+    id_bits = int(manifest.dtype.removeprefix("uint"))
     return micro_batch_bytes(
         micro_batch_size=config.micro_batch_size,
         seq_length_tokens=config.seq_length_tokens,

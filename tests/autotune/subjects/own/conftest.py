@@ -7,7 +7,7 @@ import pytest
 
 from autotune.memory.code_stage import StepProbe, size_probe_of
 from autotune.memory.measure import probe_subject
-from autotune.subjects.bench import open_own
+from autotune.subjects.bench import open_subject
 from autotune.subjects.own.subject import FunctionSubject
 
 MODULE = "hostile"
@@ -60,5 +60,5 @@ def own_code(tmp_path_factory) -> OwnCodeBench:
     code = FunctionSubject(
         step_function=f"{MODULE}:behaves", loader_function=f"{MODULE}:sleepy"
     )
-    with open_own("cpu", code, 60, Path(__file__).parent) as bench:
+    with open_subject("cpu", code, Path(__file__).parent, import_timeout_s=60) as bench:
         yield OwnCodeBench(bench, folder)
