@@ -48,6 +48,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
         "tune.md#phases",
         "--model bert-120m --data data",
         "--model bert-120m --data data --time-limit 30min --slurm",
+        "--step my_module:build_step --loader my_module:build_loader",
     ),
     "probe": (
         "tune.md#run-one-phase-at-a-time",

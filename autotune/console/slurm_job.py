@@ -115,7 +115,7 @@ class SlurmOptions:
             if request.then is not None:
                 # The first job has no number yet.
                 scripts.append(script_of(request.then("JOB")))
-            print("\n".join(scripts), end="")
+            self.print_scripts(scripts)
             return True
         limit = site.slurm.time
         first = _submit(request, script_of(request), limit)
@@ -130,6 +130,15 @@ class SlurmOptions:
             {**first, "then": jobs[1:]},
         )
         return True
+
+    def print_scripts(self, scripts: Sequence[str]) -> None:
+        """Print job scripts, in the order in which they would be submitted."""
+        from autotune.base.answer_json import answer_json
+
+        if self.as_json:
+            print(answer_json({"scripts": scripts}))
+        else:
+            print("\n".join(scripts), end="")
 
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
         """Wait for the jobs with ``--wait``, and print the answer with ``--json``.

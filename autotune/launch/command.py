@@ -251,7 +251,7 @@ def _submit(
         sys.stderr.write(modified_text(options.profile))
     script = train_script(request, site, read_template("train", site, site_path))
     if job.dry_run:
-        print(script, end="")
+        job.print_scripts([script])
         return
     write_atomically(request.script, script)
     request.log.parent.mkdir(parents=True, exist_ok=True)

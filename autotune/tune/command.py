@@ -97,13 +97,13 @@ def tune(
         ),
     ] = None,
     window_s: opt.Window = WINDOW_S,
-    out: Annotated[Path, opt.option("DIR", "Directory of the profiles.")] = Path(
-        "profiles"
-    ),
+    out: Annotated[
+        Path, opt.option("DIR", "Directory of the profiles.", advanced=True)
+    ] = Path("profiles"),
     study: opt.Study = None,
     job: JobOptions,
 ) -> None:
-    """Find the fastest training settings for your data, or for your own code.
+    """Find the fastest training settings for your data.
 
     Writes profiles and a report; run the same command again to resume. With --slurm and
     several nodes, a second job measures the network between two nodes. --skip probe

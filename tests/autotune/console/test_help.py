@@ -14,7 +14,7 @@ from autotune.cli import application
 from autotune.console.arguments import plain_arguments
 from autotune.console.commands import COMMANDS as COMMAND_TABLE
 from autotune.console.help import GUIDES, SECTIONS
-from autotune.trials import session
+from autotune.subjects import bench
 from tests.documentation.blocks import ROOT
 from trainer.command_line import build_parser
 
@@ -162,7 +162,7 @@ def test_rejects_wrong_argument_before_loading_torch(
     def load(**_):
         raise AssertionError("torch is loaded")
 
-    monkeypatch.setattr(session, "ForkServerMachine", load)
+    monkeypatch.setattr(bench, "ForkServerMachine", load)
     assert "\n  next: " in says(*line.split(), code=code)
 
 

@@ -67,6 +67,14 @@ def test_job_runs_the_same_command(options):
     ]
 
 
+def test_dry_run_with_json_has_the_scripts(workdir, says, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_DATA", "/data")
+    printed = json.loads(says(*WORKERS, "--slurm", "--dry-run", "--json"))
+    (script,) = printed["scripts"]
+    # The job prints JSON as well.
+    assert script.replace(" --json", "") == says(*WORKERS, "--slurm", "--dry-run")
+
+
 def test_dry_run_writes_nothing(workdir, says, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_DATA", "/data")
     before = sorted(workdir.rglob("*"))

@@ -37,6 +37,11 @@ def test_dry_run_prints_valid_script(workdir, says):
     assert sorted(workdir.rglob("*")) == before
 
 
+def test_dry_run_with_json_has_the_script(workdir, says):
+    printed = json.loads(says(*LAUNCH, "--dry-run", "--json"))
+    assert printed["scripts"] == [says(*LAUNCH, "--dry-run")]
+
+
 def test_warns_of_an_edited_profile(workdir, capsys):
     profile = workdir / "p.toml"
     assert run([*LAUNCH, "--dry-run"]) == 0
