@@ -70,7 +70,8 @@ def measure_throughput(
 ) -> Throughput:
     """Measure the throughput of sizes that are known to fit, and choose one of them.
 
-    If nothing can be measured, choose the largest size that leaves the headroom free.
+    If nothing can be measured, choose the largest size that leaves the headroom free,
+    or less if that splits the global batch as well.
 
     Raises:
         Undecided: If a trial runs out of memory or fails too often.
@@ -78,15 +79,15 @@ def measure_throughput(
     unit = probe.multiple_of
     limit = with_headroom(feasible_max // unit, probe.headroom_share) * unit
     if not probe.measures_throughput:
-        return _unmeasured(limit, "its throughput was not requested")
+        return _unmeasured(probe, limit, "its throughput was not requested")
     if not runner.measures_time:
-        return _unmeasured(limit, "on a pretended GPU no throughput is measured")
+        return _unmeasured(probe, limit, "on a pretended GPU no throughput is measured")
     curve_meter = _CurveMeter(probe=probe, runner=runner, study=study)
     try:
         sizes = curve_sizes(limit // unit, _split_size(probe, limit) // unit)
         curve = curve_meter.measure_curve([size * unit for size in sizes])
     except OutOfTime:
-        return _unmeasured(limit, "no time was left to measure throughput")
+        return _unmeasured(probe, limit, "no time was left to measure throughput")
     choice = curve_meter.choose_size(curve, feasible_max)
     chosen_point = _point_of(curve, choice.micro_batch_size)
     sustained = None
@@ -114,10 +115,24 @@ def _split_size(probe: SizeProbe, largest_size: int) -> int:
     return split.micro_batch_size
 
 
-def _unmeasured(limit: int, reason_without_curve: str) -> Throughput:
-    """Choose the largest size that leaves the headroom free, without any throughput."""
-    reason = f"the largest size that leaves the headroom free; {reason_without_curve}"
-    choice = MicroBatchChoice(micro_batch_size=limit, reason=reason)
+def _unmeasured(probe: SizeProbe, limit: int, reason_without_curve: str) -> Throughput:
+    """Choose a size without any throughput.
+
+    Args:
+        probe: The subject and its limits.
+        limit: Largest size that leaves the headroom free.
+        reason_without_curve: Reason for not measuring, in words.
+    """
+    size = _split_size(probe, limit)
+    reason = "the largest size that leaves the headroom free"
+    if size < limit:
+        reason = (
+            f"the global batch needs no more, although {limit:,} leave the"
+            " headroom free"
+        )
+    choice = MicroBatchChoice(
+        micro_batch_size=size, reason=f"{reason}; {reason_without_curve}"
+    )
     return Throughput(curve=[], choice=choice, sustained=None)
 
 

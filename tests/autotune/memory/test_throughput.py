@@ -82,7 +82,7 @@ def test_chosen_size_is_timed_for_a_minute(probe):
     cold = next(point for point in evidence.curve if point.size == probe.chosen_size)
     sustained = evidence.sustained
     assert sustained.timed_steps * sustained.step_s >= 60
-    assert sustained.micro_batch_size == probe.chosen_size
+    assert sustained.size == probe.chosen_size
     assert sustained.units_per_s == pytest.approx(cold.units_per_s / slowdown)
 
 
@@ -95,7 +95,8 @@ def test_pretended_gpu_measures_no_throughput(probe):
     assert verified_sizes(evidence) == VERIFIED
     assert evidence.curve == []
     assert evidence.sustained is None
-    assert probe.chosen_size == WITH_HEADROOM
+    # The global batch of 64 sequences is two micro-batches of 32, not of 33.
+    assert probe.chosen_size == 32
     assert throughput_requests(machine) == []
 
 
