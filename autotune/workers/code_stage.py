@@ -17,6 +17,7 @@ from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import (
     DeviceChoice,
 )
+from autotune.profiles.decide.follow_up import command
 from autotune.profiles.local_probe import require_local
 from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.recorded_trials import trial_log_provenance
@@ -144,12 +145,10 @@ def sweep_into(
         and size not in step.arguments
     ):
         function = subject.code().get("step", subject.words)
+        probe = command("probe", step=function, subject=subject.kind)
         raise BadInput(
             f"{path} does not say with which {size} to measure {function}",
-            next_step=(
-                f"Probe it first: autotune probe --step {function}; or add --set"
-                f" {size}=N"
-            ),
+            next_step=f"Probe it first: {probe}; or add --set {size}=N",
         )
     evidence, runner = sweep_on(bench, subject, choice, request, path)
     profile = _with_sweep(old, bench, runner, subject, evidence)

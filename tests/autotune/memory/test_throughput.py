@@ -95,7 +95,7 @@ def test_pretended_gpu_measures_no_throughput(probe):
     assert verified_sizes(evidence) == VERIFIED
     assert evidence.curve == []
     assert evidence.sustained is None
-    # The global batch of 64 sequences is two micro-batches of 32, not of 33.
+    # The global batch is as many micro-batches of 32 as of 33, with fewer empty rows.
     assert probe.chosen_size == 32
     assert throughput_requests(machine) == []
 
