@@ -106,6 +106,7 @@ class CodeToTune:
         approve = command("profile approve", first, by="NAME")
         return (
             f"{values}  # the values to use in your code, and why",
+            command("advise", first),
             f"{approve}  # after you have read the report",
         )
 
