@@ -151,11 +151,11 @@ def _probe(case: Case) -> Probe:
         reports=Path(),
         accumulate=False,
         headroom_share=0.0,
-        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
+        max_size=MAX_MICRO_BATCH_SIZE,
         trial_timeout_s=TRIAL_TIMEOUT_S,
     )
     return Probe(
-        request=request,
+        limits=request,
         config=config,
         manifest=synthetic_manifest(case.vocab_size),
         memory_budget_bytes=case.memory_budget_bytes,

@@ -18,7 +18,9 @@ from autotune.api.opened_bench import MeasuredIn, opened_bench
 from autotune.api.shown_progress import Progress
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
 from autotune.machine.measured_device import DeviceChoice
-from autotune.memory.code_stage import MAX_SIZE, StepProbe, run_probe
+from autotune.memory.code_probe import CodeProbeRequest, prepare_code
+from autotune.memory.probe_limits import MAX_SIZE
+from autotune.memory.stage import run_probe
 from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.own.subject import SIZE, WRAPPED, FunctionSubject
 from autotune.subjects.subject import Argument
@@ -59,7 +61,7 @@ class BatchSize:
 class _Search:
     """How to search, for any function."""
 
-    limits: StepProbe
+    limits: CodeProbeRequest
     """Limits of the probe. Its subject only has the fixed arguments."""
     device: DeviceChoice
     progress: Progress
@@ -159,7 +161,7 @@ def find_batch_size(
             "headroom must be at least 0 and below 1, max_size and starting_batch_size"
             " at least 1"
         )
-    limits = StepProbe(
+    limits = CodeProbeRequest(
         measures_throughput=False,
         subject=FunctionSubject(arguments=dict(arguments or {})),
         reports=Path(reports),
@@ -201,16 +203,17 @@ def _largest_size(
         arguments=search.arguments,
         along=searched_argument,
     )
-    probe = replace(search.limits, subject=subject)
+    request = replace(search.limits, subject=subject)
     with opened_bench(
         search.device,
         subject,
-        probe.trial_timeout_s,
+        request.trial_timeout_s,
         {"step": function} if name is None else None,
         search.progress,
     ) as bench:
         (profile_path,) = profile_paths(None, [subject.name], bench.site.name)
-        size, evidence, runner, _ = run_probe(bench, probe, profile_path)
+        probe = prepare_code(bench, request)
+        size, evidence, runner = run_probe(bench, probe, profile_path)
     return BatchSize(
         value=size,
         feasible_max=evidence.feasible_max,

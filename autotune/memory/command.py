@@ -173,14 +173,11 @@ def probe(
     """
     from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
+    from autotune.memory.probe_limits import check_budgets
     from autotune.subjects.bench import open_subject
     from autotune.subjects.mlm.memory.probe_requests import probe_requests
     from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
-    from autotune.subjects.mlm.memory.stage import (
-        check_budgets,
-        probe_models,
-        requested_subject,
-    )
+    from autotune.subjects.mlm.memory.stage import probe_models, requested_subject
     from autotune.trials.study import check_study_file
 
     if study_file is not None:
@@ -231,7 +228,8 @@ def _probe_own_step(
 ) -> None:
     """Find the largest size of your own step, for each combination of arguments."""
     from autotune.base.answer_json import answer_json
-    from autotune.memory.code_stage import MAX_SIZE, StepProbe, probe_own
+    from autotune.memory.code_probe import CodeProbeRequest, probe_code
+    from autotune.memory.probe_limits import MAX_SIZE
     from autotune.memory.sections.own_step import own_probe_text
     from autotune.profiles.sections import written_answer
     from autotune.subjects.requested import requested_subjects
@@ -248,16 +246,17 @@ def _probe_own_step(
     if max_size == MAX_MICRO_BATCH_SIZE:
         # It is a model's default, which is too small if sizes are sequence lengths.
         max_size = MAX_SIZE
-    probes = [
+    probes = tuple(
         opt.make_request(
-            StepProbe,
+            CodeProbeRequest,
             context,
             subject=subject,
+            ranks=options.ranks or 1,
             headroom_share=context.params["headroom"],
             max_size=max_size,
         )
         for subject in codes
-    ]
+    )
     job_request = JobRequest(
         name=f"probe-{codes[0].name}",
         purpose=f"Finds the largest size of {own.step}, and writes a profile.",
@@ -271,7 +270,7 @@ def _probe_own_step(
         return
     time_limit_s: float | None = context.params["time_limit_s"]
     ends_s = None if time_limit_s is None else time.time() + time_limit_s
-    written = [probe_own(options.device, probe, out, ends_s=ends_s) for probe in probes]
+    written = probe_code(options.device, probes, out, ends_s=ends_s)
     if job.as_json:
         print(answer_json({"steps": [written_answer(profile) for profile in written]}))
     else:

@@ -9,9 +9,10 @@ from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
 from autotune.base.wording import plural
 from autotune.evidence.peak_contents import ContentsAt
 from autotune.memory.decide.overheads import OverheadsRange
-from autotune.memory.estimate import AnyTraceRequest
+from autotune.memory.estimate import AnyTraceRequest, MemoryEstimate, estimate_model
 from autotune.memory.values import KernelsRequest, StepRequest
 from autotune.subjects.subject import Argument, Subject
+from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
 
 
@@ -147,6 +148,25 @@ class SizeProbe:
         if self.subject.size.noun is not None:
             return plural(size, self.subject.size.noun)
         return f"{self.subject.size.name}={size}"
+
+    def estimate(self, machine: Machine) -> MemoryEstimate:
+        """Trace the step, and predict its memory near the largest size.
+
+        The probe must have a trace and overheads.
+
+        Raises:
+            CannotTrace: If the memory can only be measured.
+            BadInput: If the settings are invalid.
+        """
+        assert self.trace is not None, "a probe without a trace is not predicted"
+        assert self.overheads is not None, "a trace has overheads"
+        return estimate_model(
+            self.trace,
+            machine,
+            self.memory_budget_bytes,
+            self.overheads.usual,
+            max_micro_batch_size=self.max_size,
+        )
 
     def step_trial(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import AutotuneError
+from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import (
     Fingerprint,
     Profile,
@@ -66,6 +67,14 @@ class WrittenProfile:
     path: Path
     profile: Profile
     trials: tuple[FinishedTrial, ...] = ()
+    previous: Path | None = None
+    """Path to which the previous profile was moved; None if there was none."""
+
+    @property
+    def probe(self) -> ProbeEvidence:
+        """Evidence that a probe put into the profile."""
+        assert self.profile.evidence.probe is not None, "a probe writes its evidence"
+        return self.profile.evidence.probe
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:

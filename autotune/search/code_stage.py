@@ -7,12 +7,13 @@ from autotune.evidence.argument import Argument
 from autotune.evidence.explore import ExploreEvidence
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
-from autotune.memory.code_stage import StepProbe, profile_of_step
+from autotune.memory.code_probe import CodeProbeRequest, prepare_code
+from autotune.memory.stage import profile_of_probe
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.store import StoredProfile
 from autotune.search.configuration import Configuration
-from autotune.search.explore import explore
+from autotune.search.explore import STUDY_OF_PROBE, explore
 from autotune.search.request import ExploreRequest, subject_request
 from autotune.subjects.bench import SubjectBench
 from autotune.trials.runner import TrialRunner
@@ -21,7 +22,10 @@ from autotune.workers.windows import windows_of_code
 
 
 def explore_code(
-    bench: SubjectBench, stored: StoredProfile, probe: StepProbe, request: SweepRequest
+    bench: SubjectBench,
+    stored: StoredProfile,
+    probe: CodeProbeRequest,
+    request: SweepRequest,
 ) -> ExploreEvidence:
     """Search the settings that a subject declares, and write the result.
 
@@ -67,7 +71,7 @@ class CodeStep:
     stored: StoredProfile
     evidence: ProbeEvidence
     """Evidence of the profile's probe."""
-    probe: StepProbe
+    probe: CodeProbeRequest
     sweep: SweepRequest
     """Length of the windows, and their time budget."""
 
@@ -107,8 +111,13 @@ class CodeStep:
         """Return the profile of a probe of a candidate, as for ``ExploredStep``."""
         size_name = self.bench.subject.size.name
         choice = {name: value for name, value in candidate.items() if name != size_name}
-        probe = replace(self.probe, choice=choice)
-        profile, _ = profile_of_step(self.bench, probe, self.stored.path, ends_s=ends_s)
+        profile, _ = profile_of_probe(
+            self.bench,
+            prepare_code(self.bench, replace(self.probe, choice=choice)),
+            self.stored.path,
+            ends_s=ends_s,
+            study=STUDY_OF_PROBE,
+        )
         return profile
 
     def with_size(self, profile: Profile, size: int) -> Profile:

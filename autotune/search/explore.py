@@ -26,6 +26,8 @@ from autotune.trials.runner import TrialRunner
 
 EXPECTED_TRIALS = 40
 """Usual number of windows of a search, for the progress display."""
+STUDY_OF_PROBE = "probe of the explored settings"
+"""Name of the Optuna study in which settings to adopt are probed."""
 FOUND = "found by the joint search of the step's settings"
 """Reason for a size that a search chose."""
 

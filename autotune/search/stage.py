@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from autotune.evidence.explore import ExploreEvidence
 from autotune.evidence.profile import Profile
 from autotune.memory.estimate import CannotTrace
+from autotune.memory.stage import profile_of_probe
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
@@ -16,7 +17,7 @@ from autotune.search.decide.configuration_space import (
     configuration_space,
     without_size,
 )
-from autotune.search.explore import explore
+from autotune.search.explore import STUDY_OF_PROBE, explore
 from autotune.search.request import ExploreRequest, StepPrediction, StepPredictor
 from autotune.search.windows import StepWindows
 from autotune.speed.decide import predict_steps_s
@@ -24,7 +25,7 @@ from autotune.speed.measure import known_rates
 from autotune.speed.values import MachineRates
 from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
-from autotune.subjects.mlm.memory.stage import prepare, profile_of_probe, settled_probe
+from autotune.subjects.mlm.memory.stage import prepare, settled_probe
 from autotune.subjects.mlm.settings import (
     MlmSettings,
     dataset_layouts,
@@ -96,8 +97,8 @@ class TrainerStep:
             self.bench,
             prepare(self.bench, request),
             self.stored.path,
-            budget_ends_s=ends_s,
-            study_name=f"{self.stored.path.stem}: probe of the explored settings",
+            ends_s=ends_s,
+            study=STUDY_OF_PROBE,
         )
         return profile
 
@@ -137,7 +138,7 @@ def explore_request(
         left_out=left_out,
     )
     configurations = configuration_space(
-        settings, settings.starting, probe_request.max_micro_batch_size
+        settings, settings.starting, probe_request.max_size
     )
     predictor = None
     if probe.overheads is not None:
@@ -214,11 +215,11 @@ class _TracedSteps:
         sequences_per_rank = layout.global_batch_size / ranks
         # No larger micro-batch is useful.
         useful_size = math.ceil(sequences_per_rank / (1 - self.headroom_share)) + 1
-        request = self.probe.request
-        most = min(useful_size, request.max_micro_batch_size)
+        request = self.probe.limits
+        most = min(useful_size, request.max_size)
         probe = replace(
             self.probe,
-            request=replace(request, max_micro_batch_size=most),
+            limits=replace(request, max_size=most),
             sequence_stats=layout.statistics,
             config=config,
         )

@@ -15,15 +15,12 @@ from autotune.confirm.decide import confirmed_words
 from autotune.confirm.stage import confirm_profile
 from autotune.errors import BadInput
 from autotune.evidence.probe import LOWER_BOUND
-from autotune.machine.measured_device import (
-    DeviceChoice,
-    MeasuredDevice,
-    local_ranks,
-    memory_budget,
-)
-from autotune.memory.code_stage import StepProbe, probe_step, size_probe_of
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
+from autotune.memory.code_probe import CodeProbe, CodeProbeRequest, prepare_code
 from autotune.memory.decide.throughput_dip import fastest_point
-from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
+from autotune.memory.estimate import CannotTrace, MemoryEstimate
+from autotune.memory.probe_limits import check_budgets
+from autotune.memory.stage import probe_one
 from autotune.network.stage import measure_own_network
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.profile_paths import profile_paths
@@ -43,7 +40,7 @@ from autotune.workers.code_stage import sweep_into
 class CodeToTune:
     """Your functions, with each combination of their arguments."""
 
-    probes: tuple[StepProbe, ...]
+    probes: tuple[CodeProbeRequest, ...]
     """Probe requests, one for each combination, with the same limits."""
     window_s: float = WINDOW_S
     study_file: Path | None = None
@@ -71,9 +68,7 @@ class CodeToTune:
         """Open a machine, as for ``SubjectsToTune``."""
 
         def check(site: MeasuredDevice) -> None:
-            for probe in self.probes:
-                ranks = local_ranks(site, probe.ranks or 1)
-                memory_budget(site, probe.memory_bytes, ranks=ranks)
+            check_budgets(self.probes, site)
             for path in profile_paths(out, self.names, site.name) if probed else ():
                 read_profile(path)
 
@@ -86,15 +81,17 @@ class CodeToTune:
         ) as opened:
             bench = replace(opened, display=display)
             paths = profile_paths(out, self.names, bench.site.name)
-            subjects = [
-                TunedCode(
-                    bench=replace(bench, subject=probe.subject),
-                    path=path,
-                    request=probe,
-                    tuned=self,
+            subjects = []
+            for path, probe in zip(paths, self.probes, strict=True):
+                subject_bench = replace(bench, subject=probe.subject)
+                subjects.append(
+                    TunedCode(
+                        bench=subject_bench,
+                        path=path,
+                        prepared=prepare_code(subject_bench, probe),
+                        tuned=self,
+                    )
                 )
-                for path, probe in zip(paths, self.probes, strict=True)
-            ]
             yield OpenedSubjects(bench=bench, subjects=tuple(subjects))
 
     def next_steps(self, profiles: Sequence[Path], nodes: int) -> tuple[str, ...]:
@@ -119,11 +116,16 @@ class TunedCode:
     """Machine on which their trials run."""
     path: Path
     """Path of the profile."""
-    request: StepProbe
+    prepared: CodeProbe
     """The probe."""
     tuned: CodeToTune
     """The request that it belongs to."""
     _traced: MemoryEstimate | None = field(default=None)
+
+    @property
+    def request(self) -> CodeProbeRequest:
+        """The request for its probe."""
+        return self.prepared.limits
 
     @property
     def subject(self) -> Subject:
@@ -171,35 +173,24 @@ class TunedCode:
 
     def estimate(self) -> str:
         """Predict the largest size from a trace of ``build_model``."""
-        ranks = local_ranks(self.bench.site, self.request.ranks or 1)
-        budget_bytes = memory_budget(
-            self.bench.site, self.request.memory_bytes, ranks=ranks
-        )
-        probe = size_probe_of(self.bench, self.request, budget_bytes, ranks)
-        if probe.trace is None or probe.overheads is None:
+        probe = self.prepared.size_probe()
+        if probe.trace is None:
             return "left out by --skip"
         with self.bench.display.show(f"estimate {self.name}") as update:
             update(0, None, "tracing, to predict its memory")
             try:
-                self._traced = estimate_model(
-                    probe.trace,
-                    self.bench.machine,
-                    budget_bytes,
-                    probe.overheads.usual,
-                    max_micro_batch_size=probe.max_size,
-                )
+                self._traced = probe.estimate(self.bench.machine)
             except (CannotTrace, BadInput) as error:
                 return error.message
         size = probe.words(self._traced.max_micro_batch_size)
-        return f"{size} predicted to fit {format_bytes(budget_bytes)}"
+        return f"{size} predicted to fit {format_bytes(probe.memory_budget_bytes)}"
 
     def probe(self, ends_s: float) -> ProbeResult:
         """Find the largest size, and write the profile."""
-        written = probe_step(
-            self.bench, self.request, self.path, self._traced, ends_s=ends_s
+        written = probe_one(
+            self.bench, self.prepared, self.path, self._traced, ends_s=ends_s
         )
-        evidence, subject = written.profile.evidence.probe, written.profile.subject
-        assert evidence is not None, "a probe writes its evidence"
+        evidence, subject = written.probe, written.profile.subject
         limit = ""
         if evidence.is_lower_bound:
             limit = f" ({LOWER_BOUND})"

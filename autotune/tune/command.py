@@ -219,7 +219,8 @@ def _subjects_to_tune(
             window_s=window_s,
             study_file=study_file,
         )
-    from autotune.memory.code_stage import MAX_SIZE, StepProbe
+    from autotune.memory.code_probe import CodeProbeRequest
+    from autotune.memory.probe_limits import MAX_SIZE
     from autotune.subjects.requested import requested_subjects
     from autotune.tune.code_subjects import CodeToTune
 
@@ -235,14 +236,14 @@ def _subjects_to_tune(
         max_size = MAX_SIZE
     subjects = requested_subjects(own, loader=own.loader, vary=own.vary or ())
     probes = tuple(
-        StepProbe(
+        CodeProbeRequest(
             subject=subject,
             reports=job.reports,
             memory_bytes=options.memory_bytes,
             max_size=max_size,
             contents="largest",
             trial_timeout_s=options.trial_timeout_s,
-            ranks=options.ranks,
+            ranks=options.ranks or 1,
             traced="estimate" not in skipped,
             study_file=study_file,
         )

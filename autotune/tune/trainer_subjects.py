@@ -18,6 +18,8 @@ from autotune.evidence.probe import LOWER_BOUND
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
+from autotune.memory.probe_limits import check_budgets
+from autotune.memory.stage import probe_one
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.profile_paths import profile_paths
@@ -31,9 +33,7 @@ from autotune.search.stage import explore_settings
 from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.subjects.mlm.memory.stage import (
-    check_budgets,
     prepare,
-    probe_one,
     requested_subject,
 )
 from autotune.subjects.mlm.workers.stage import count_workers
@@ -155,8 +155,10 @@ class TunedModel:
 
     def probe(self, ends_s: float) -> ProbeResult:
         """Find the largest micro-batch, and write the profile."""
-        probed = probe_one(self.bench, self.prepared, self.path, self._traced, ends_s)
-        train, evidence = probed.profile.train, probed.evidence
+        probed = probe_one(
+            self.bench, self.prepared, self.path, self._traced, ends_s=ends_s
+        )
+        train, evidence = probed.profile.train, probed.probe
         split = split_global_batch(
             train.global_batch_size, train.micro_batch_size, evidence.local_ranks
         )
@@ -180,7 +182,7 @@ class TunedModel:
 
     def sweep_request(self, budget_s: float, ends_s: float) -> SweepRequest:
         """Return the request for windows of a phase."""
-        probe = self.prepared.request
+        probe = self.prepared.limits
         return SweepRequest(
             data=probe.data,
             reports=probe.reports,
@@ -194,7 +196,7 @@ class TunedModel:
     def explore(self, stored: StoredProfile, request: SweepRequest) -> str:
         """Search the settings of the step jointly."""
         return explore_settings(
-            self.bench, stored, self.prepared.request, request
+            self.bench, stored, self.prepared.limits, request
         ).choice
 
     def workers(self, stored: StoredProfile, request: SweepRequest) -> str:

@@ -29,7 +29,7 @@ from autotune.profiles.store import (
     write_profile,
 )
 from autotune.subjects.bench import SubjectBench, open_subject
-from autotune.subjects.code_profile import new_profile, subject_table
+from autotune.subjects.new_profile import new_profile, subject_table
 from autotune.subjects.registry import merged_subject
 from autotune.subjects.subject import Argument, Subject
 from autotune.trials.runner import TrialRunner
@@ -191,7 +191,6 @@ def _with_sweep(
         return new_profile(
             bench,
             runner,
-            subject,
             command="workers",
             settings=settings,
             constraints=Constraints(),
@@ -207,7 +206,7 @@ def _with_sweep(
             **trial_log_provenance(runner, old.fingerprint, None),
         },
     )
-    loader = subject_table(subject, bench)
+    loader = subject_table(bench)
     # The fixed arguments stay those of the probe.
     loader = loader.model_copy(
         update={

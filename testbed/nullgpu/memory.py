@@ -238,10 +238,10 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         reports=Path(),
         accumulate=case.micro_batches > 1,
         headroom_share=0.0,
-        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
+        max_size=MAX_MICRO_BATCH_SIZE,
     )
     probe = Probe(
-        request=request,
+        limits=request,
         config=config,
         manifest=synthetic_manifest(VOCAB_SIZE),
         memory_budget_bytes=gpu.total_bytes - used,

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.subjects.code_profile import new_profile
+
 from autotune.evidence.profile import Constraints, Evidence
 from autotune.profiles.store import StoredProfile, read_profile, write_profile
 from autotune.subjects.bench import SubjectBench, open_subject
-from autotune.subjects.code_profile import new_profile
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
 

@@ -144,12 +144,12 @@ class Prober:
             data=self._directory,
             reports=self._directory,
             accumulate=accumulate,
-            max_micro_batch_size=max_micro_batch_size,
+            max_size=max_micro_batch_size,
             trial_timeout_s=trial_timeout_s,
             study_file=study_file,
         )
         probe = Probe(
-            request=request,
+            limits=request,
             config=config,
             manifest=self._manifest,
             memory_budget_bytes=memory_budget_bytes,

@@ -23,8 +23,8 @@ from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.exploration_text import exploration_text
 from autotune.profiles.sections import profile_text
+from autotune.profiles.store import WrittenProfile
 from autotune.search.sections import exploration_section
-from autotune.subjects.mlm.memory.probed_model import ProbedModel
 from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
 from autotune.workers.sections import (
     chosen_loader,
@@ -39,7 +39,7 @@ from tests.autotune.report.examples import of_kind, reported
 
 
 def probed(profile, previous=None):
-    return ProbedModel(
+    return WrittenProfile(
         path=Path("p.toml"), profile=profile, trials=(), previous=previous
     )
 

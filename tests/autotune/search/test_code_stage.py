@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.memory.code_stage import StepProbe, probe_step
+from autotune.memory.code_probe import CodeProbeRequest, prepare_code
+from autotune.memory.stage import probe_one
 from autotune.profiles.store import read_profile
 from autotune.search.code_stage import explore_code, present_settings
 from autotune.search.explore import FOUND
@@ -83,14 +84,14 @@ class OwnSearch:
             sources={"step": "0" * 64},
             directory=self.directory,
         )
-        probe = StepProbe(
+        probe = CodeProbeRequest(
             subject=subject,
             reports=self.directory / "r",
             memory_bytes=BUDGET_BYTES,
             max_size=256,
         )
         path = self.directory / "p.toml"
-        probe_step(bench, probe, path)
+        probe_one(bench, prepare_code(bench, probe), path)
         request = SweepRequest(
             reports=self.directory / "r", budget_s=600.0, window_s=1.0
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from autotune.memory import code_stage as own_probe_stage
+from autotune.memory import code_probe as own_probe_stage
 from autotune.subjects import bench as subject_bench
 from autotune.subjects.mlm.memory import stage as probe_stage
 from autotune.subjects.mlm.workers import stage as workers_stage
@@ -21,7 +21,7 @@ COMMANDS = [
     pytest.param("workers", ["p.toml", "--data=data"], workers_stage, "count_workers"),
     pytest.param("workers", OWN_LOADER, own_workers_stage, "sweep_own"),
     pytest.param("probe", PROBED, probe_stage, "probe_models"),
-    pytest.param("probe", OWN_STEP, own_probe_stage, "probe_own"),
+    pytest.param("probe", OWN_STEP, own_probe_stage, "probe_code"),
 ]
 
 

@@ -63,7 +63,7 @@ def probe_request(
         data=data,
         reports=place / "r",
         memory_bytes=10**9,
-        max_micro_batch_size=64,
+        max_size=64,
         traced=False,
     )
     return replace(request, **changes)

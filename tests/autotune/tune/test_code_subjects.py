@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.memory.code_stage import StepProbe
+from autotune.memory.code_probe import CodeProbeRequest
 from autotune.profiles.store import WrittenProfile, read_profile, write_profile
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.tune import code_subjects, pipeline
@@ -34,7 +34,7 @@ class Phases:
         self.calls.append(phase)
         self.clock.sleep(5.0)
 
-    def probe_step(self, bench, probe, path, traced, *, ends_s):
+    def probe_one(self, bench, probe, path, traced, *, ends_s):
         self.done("probe")
         profile = own_profile()
         evidence = profile.evidence.probe.model_copy(update={"trains": self.trains})
@@ -43,6 +43,9 @@ class Phases:
         )
         write_profile(path, profile)
         return WrittenProfile(path=path, profile=profile)
+
+    def prepare_code(self, bench, request):
+        return SimpleNamespace(limits=request)
 
     def explore_code(self, bench, stored, probe, request):
         self.done("explore")
@@ -75,7 +78,7 @@ class Phases:
 
     def run(self, *subjects, **changes):
         probes = tuple(
-            StepProbe(subject=subject, reports=self.directory / "r")
+            CodeProbeRequest(subject=subject, reports=self.directory / "r")
             for subject in subjects
         )
         request = TuneRequest(
@@ -97,7 +100,8 @@ class Phases:
 def phases(tmp_path, monkeypatch):
     recorded = Phases(tmp_path)
     for name in (
-        "probe_step",
+        "probe_one",
+        "prepare_code",
         "explore_code",
         "sweep_into",
         "confirm_profile",
@@ -191,7 +195,7 @@ def test_settings_that_you_fixed_are_not_searched():
     tuned = TunedCode(
         bench=SimpleNamespace(model=None),
         path=None,
-        request=StepProbe(subject=code, reports=None),
+        prepared=SimpleNamespace(limits=CodeProbeRequest(subject=code, reports=None)),
         tuned=None,
     )
     assert "--vary" in tuned.missing("explore", 1)

@@ -134,7 +134,7 @@ def test_options_reach_the_request(tuning, call):
     assert (
         probe.memory_bytes,
         probe.ranks,
-        probe.max_micro_batch_size,
+        probe.max_size,
         probe.trial_timeout_s,
     ) == (2**30, 2, 64, 60.0)
     assert (probe.traced, probe.accumulate) == (True, True)

@@ -9,10 +9,10 @@ from autotune.base.log import show_messages
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
+from autotune.profiles.store import WrittenProfile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.memory.probe import ProbeRequest
-from autotune.subjects.mlm.memory.probed_model import ProbedModel
 from autotune.subjects.mlm.memory.stage import requested_config
 from autotune.trials.decide.least_time import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.trials.sweep_request import SweepRequest
@@ -128,7 +128,7 @@ class Stages:
             local_ranks=self.local_ranks,
             overheads=self.expected,
             memory_budget_bytes=2**30,
-            request=request,
+            limits=request,
             config=request.config,
             trace=trace,
         )
@@ -136,10 +136,10 @@ class Stages:
     def requested_subject(self, request):
         return None
 
-    def probe_one(self, bench, ready, path, traced, budget_ends_s):
+    def probe_one(self, bench, ready, path, traced, *, ends_s):
         self.traced.append(traced)
         self.does("probe", ready.config.model.name)
-        return ProbedModel(
+        return WrittenProfile(
             path=path,
             profile=left_at(path, ready.config.model),
             trials=(),

@@ -1,64 +1,49 @@
 """Probe of one model: its request, its settings at a known site, and its trials."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
-from autotune.machine.gpu_models import GpuModel
+from autotune.base.defaults import MAX_MICRO_BATCH_SIZE
 from autotune.memory.decide.overheads import OverheadsRange
-from autotune.memory.estimate import MemoryEstimate, estimate_model
+from autotune.memory.estimate import MemoryEstimate
+from autotune.memory.probe_limits import ProbeLimits
 from autotune.memory.size_probe import SizeProbe, StepCounts
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.profiles.profile_paths import relative_data_path
 from autotune.subjects.mlm.memory.trace_request import TraceRequest
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.subject import Argument
 from autotune.trials.trial_machine import Machine
 from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.manifest import Manifest
-from trainer.formats.train_config import TrainConfig
+from trainer.formats.train_config import DataSettings, TrainConfig
 
 FIT_STEPS = StepCounts(warmup=1, timed=1)
 """Steps of a trial that tests whether a size fits; an evaluation follows each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
-    """Request to probe one model; a field that is None takes the machine's default."""
+class ProbeRequest(ProbeLimits):
+    """Request to probe one model."""
 
     config: TrainConfig
     """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults
     of model and device."""
     data: Path
     """Directory of the dataset."""
-    reports: Path
-    """Directory of reports and trial logs."""
-    memory_bytes: int | None = None
-    """Memory budget of each rank."""
-    as_gpu: GpuModel | None = None
-    """Smaller GPU whose memory is imitated; None imitates no other GPU."""
-    ranks: int | None = None
-    """Ranks of this node that take the steps together."""
     accumulate: bool = True
     """True if a step has several micro-batches on each rank. Trials then take two, as
     more need no more memory: gradients exist while the second one is computed."""
-    headroom_share: float = HEADROOM_SHARE
-    """Share of the largest micro-batch to leave free."""
-    max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
-    """Largest size to try."""
-    trial_timeout_s: float = TRIAL_TIMEOUT_S
-    """Time limit of one trial, in seconds."""
-    study_file: Path | None = None
-    """File to which the probe writes its Optuna study; None for no file."""
-    traced: bool = True
-    """True if a trace predicts memory before any trial; otherwise trials alone guide
-    the search."""
+    max_size: int = MAX_MICRO_BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A request to probe one model, completed with the defaults of the site."""
 
-    request: ProbeRequest
+    limits: ProbeRequest
     config: TrainConfig
     """Complete settings; the chosen micro-batch splits their ``global_batch_size``."""
     manifest: Manifest
@@ -81,7 +66,7 @@ class Probe:
     @property
     def micro_batches(self) -> int:
         """Micro-batches of an optimizer step on each rank in the trial of a size."""
-        return 2 if self.request.accumulate else 1
+        return 2 if self.limits.accumulate else 1
 
     @property
     def documents_per_sequence(self) -> float:
@@ -125,12 +110,12 @@ class Probe:
 
     def size_probe(self) -> SizeProbe:
         """Return the search for the largest micro-batch, with its limits."""
-        request, config = self.request, self.config
+        request, config = self.limits, self.config
         return SizeProbe(
             subject=self.subject,
             device=config.device,
             memory_budget_bytes=self.memory_budget_bytes,
-            max_size=request.max_micro_batch_size,
+            max_size=request.max_size,
             fit_steps=FIT_STEPS,
             fit_choice=self.fit_choice,
             # A step of one micro-batch, which accumulation repeats.
@@ -158,11 +143,13 @@ class Probe:
             CannotTrace: If the memory can only be measured.
             BadInput: If the settings are invalid.
         """
-        assert self.overheads is not None, "a probe without overheads is not traced"
-        return estimate_model(
-            self.trace_request(),
-            machine,
-            self.memory_budget_bytes,
-            self.overheads.usual,
-            max_micro_batch_size=self.request.max_micro_batch_size,
+        return self.size_probe().estimate(machine)
+
+    def settings_at(self, size: int, path: Path) -> Mapping[str, Any]:
+        """Return the settings of the trainer with a micro-batch size."""
+        data = DataSettings(
+            path=relative_data_path(self.limits.data, path),
+            dataset_hash=self.manifest.dataset_hash,
         )
+        chosen = {"micro_batch_size": size, "data": data}
+        return {"train": self.config.model_copy(update=chosen)}

@@ -39,7 +39,7 @@ def probe_requests(
             reports=reports,
             memory_bytes=options.memory_bytes,
             ranks=options.ranks,
-            max_micro_batch_size=options.max_micro_batch_size,
+            max_size=options.max_micro_batch_size,
             trial_timeout_s=options.trial_timeout_s,
             **more,
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.memory.code_stage import StepProbe, size_probe_of
+from autotune.memory.code_probe import CodeProbe, CodeProbeRequest
 from autotune.memory.measure import probe_subject
 from autotune.subjects.bench import open_subject
 from autotune.subjects.own.subject import FunctionSubject
@@ -40,14 +40,19 @@ class OwnCodeBench:
         bench, code = self._of(step=name)
         code = code.model_copy(update={"along": size_argument, "arguments": arguments})
         options = {"measures_throughput": False, "headroom_share": 0.0} | options
-        request = StepProbe(
+        request = CodeProbeRequest(
             subject=code, reports=self._folder, trial_timeout_s=timeout_s, **options
         )
         runner = bench.runner(
             self._folder / name, bench.fingerprint, lambda *_: None, 8
         )
         _, evidence = probe_subject(
-            size_probe_of(bench, request, memory_bytes, ranks),
+            CodeProbe(
+                bench=replace(bench, subject=code),
+                limits=request,
+                memory_budget_bytes=memory_bytes,
+                local_ranks=ranks,
+            ).size_probe(),
             runner,
             bench.site.host.ram_available_bytes,
         )
