@@ -29,7 +29,7 @@ from autotune.profiles.store import read_profile
 from autotune.search.configuration import Configuration
 from autotune.search.decide.configuration_space import without_size
 from autotune.search.request import ExploreRequest
-from autotune.search.stage import explore_request
+from autotune.search.trainer_step import explore_request
 from autotune.search.windows import WindowLength
 from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.mlm.memory.probe import ProbeRequest

@@ -16,7 +16,8 @@ from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.subject import Argument
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.code_stage import sweep_on
+from autotune.workers.stage import sweep_on
+from autotune.workers.windows import windows_of_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,8 @@ def find_num_workers(
         progress,
     ) as bench:
         (profile_path,) = profile_paths(None, [subject.name], bench.site.name)
-        evidence, _ = sweep_on(bench, subject, {}, request, profile_path)
+        windows = windows_of_code(subject, {}, request, bench)
+        evidence, _ = sweep_on(bench, windows, profile_path)
     return _result(evidence, "this process" if is_here else "fresh processes")
 
 

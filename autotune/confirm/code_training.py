@@ -1,7 +1,6 @@
 """Training by functions of yours, to be confirmed."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
@@ -93,24 +92,9 @@ class CodeTraining:
         return self.windows.subject.size.name
 
     @property
-    def functions(self) -> Sequence[str]:
-        """Functions of yours, for messages."""
-        return tuple(self.windows.subject.code().values())
-
-    @property
-    def local_ranks(self) -> int:
-        """Ranks of this node, which train together."""
-        return self.windows.limits.local_ranks
-
-    @property
     def num_workers(self) -> int:
         """DataLoader workers of each rank."""
         return int(self.windows.choice["num_workers"])
-
-    @property
-    def window_s(self) -> float:
-        """Least duration of a window."""
-        return self.windows.request.window_s
 
     @property
     def not_verified(self) -> str | None:
@@ -133,12 +117,6 @@ class CodeTraining:
         return (
             f"{', '.join(ignored)}: the training function has its own loader, and does"
             " not take it"
-        )
-
-    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
-        """Run the phase; its runner writes to the profile's trial log."""
-        return self.bench.phase(
-            "confirm", self.stored.path, self.windows.request, expected_trials
         )
 
     def window(self, size: int, number: int, names: Sequence[str]) -> Trial:
@@ -180,7 +158,7 @@ class CodeTraining:
             queued_batches=queued_batches(windows),
             device=windows.device,
             seconds=seconds,
-            local_ranks=self.local_ranks,
+            local_ranks=self.windows.local_ranks,
             source_sha256=windows.source_sha256,
         )
         timeout_s = seconds + windows.request.trial_timeout_s

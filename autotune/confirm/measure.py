@@ -130,7 +130,7 @@ class SplitRunner:
         """
         if size != self.training.sizes[0]:
             return
-        functions = list(self.training.functions)
+        functions = list(self.training.windows.subject.code().values())
         label = f"a window with {self.training.size_name} {format_count(size)}"
         failure = window_failure(functions, label, outcome)
         if failure is not None:

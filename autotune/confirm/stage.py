@@ -40,7 +40,10 @@ def confirm_profile(
     stored = training.stored
     # Besides windows, kernels are profiled and a training runs.
     expected_trials = max_rounds * len(training.sizes) + 2
-    with training.phase(expected_trials) as runner:
+    request = training.windows.request
+    with training.bench.phase(
+        "confirm", stored.path, request, expected_trials
+    ) as runner:
         windows = Rounds(runner=runner)
         splits = SplitRunner(
             training=training,
@@ -56,7 +59,7 @@ def confirm_profile(
             unit=None if splits.unit == TOKENS else splits.unit,
             rows=rows,
             num_workers=training.num_workers,
-            local_ranks=training.local_ranks,
+            local_ranks=training.windows.local_ranks,
             promised_tokens_per_s=promised.value,
             promised_low=promised.low,
             promised_high=promised.high,
@@ -64,7 +67,7 @@ def confirm_profile(
             not_verified=training.not_verified,
             kernels=kernels if isinstance(kernels, StepKernels) else None,
             not_profiled=kernels if isinstance(kernels, str) else None,
-            window_s=training.window_s,
+            window_s=request.window_s,
             windows=windows.windows,
             seconds=round(windows.seconds, 3),
         )

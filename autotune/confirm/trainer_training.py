@@ -1,7 +1,6 @@
 """Training of the bundled trainer, to be confirmed."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
@@ -81,38 +80,14 @@ class TrainerTraining:
         return "micro-batch"
 
     @property
-    def functions(self) -> Sequence[str]:
-        """None: the source is this project's."""
-        return ()
-
-    @property
-    def local_ranks(self) -> int:
-        """Ranks of this node, which train together."""
-        return self.windows.limits.local_ranks
-
-    @property
     def num_workers(self) -> int:
         """DataLoader workers of each rank."""
         return self.windows.subject.config.data.num_workers
 
     @property
-    def window_s(self) -> float:
-        """Least duration of a window."""
-        return self.windows.request.window_s
-
-    @property
     def not_verified(self) -> str | None:
         """None: the trainer's own command trains with all settings."""
         return None
-
-    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
-        """Run the phase; its runner writes to the profile's trial log."""
-        return self.bench.phase(
-            "confirm",
-            self.stored.path,
-            self.windows.request,
-            expected_trials,
-        )
 
     def window(self, size: int, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window, as for ``ConfirmedTraining``."""
@@ -132,7 +107,7 @@ class TrainerTraining:
 
     def accumulation_steps(self, size: int) -> int:
         """Return the micro-batches of each rank in a step of training."""
-        ranks = self.local_ranks
+        ranks = self.windows.local_ranks
         global_batch_size = max(self.windows.subject.config.global_batch_size, ranks)
         split = split_global_batch(global_batch_size, size, ranks)
         return split.gradient_accumulation_steps
@@ -144,7 +119,7 @@ class TrainerTraining:
         are those of average sequences, so that the samples of a window add no noise.
         """
         config = self.windows.subject.config
-        sequences = self.accumulation_steps(size) * size * self.local_ranks
+        sequences = self.accumulation_steps(size) * size * self.windows.local_ranks
         non_empty_share = config.global_batch_size / sequences
         non_padding_share = self.probe.tokens_per_sequence / config.seq_length_tokens
         return figures.padded_units_per_s * non_empty_share * non_padding_share

@@ -1,21 +1,30 @@
 """The interface of a training whose settings are confirmed."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.evidence.kernels import StepKernels
 from autotune.evidence.profile import Profile
 from autotune.profiles.store import StoredProfile
+from autotune.subjects.bench import SubjectBench
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
+from autotune.workers.windows import SubjectWindows
 
 
 class ConfirmedTraining(Protocol):
     """Training from a profile on this machine: its windows, and a short training."""
+
+    @property
+    def bench(self) -> SubjectBench:
+        """Machine on which trials of the subject run."""
+
+    @property
+    def windows(self) -> SubjectWindows[Any]:
+        """Windows of the profile's training."""
 
     @property
     def stored(self) -> StoredProfile:
@@ -30,27 +39,12 @@ class ConfirmedTraining(Protocol):
         """Name of the size, for labels."""
 
     @property
-    def functions(self) -> Sequence[str]:
-        """Functions of yours, for messages; none if the source is not yours."""
-
-    @property
-    def local_ranks(self) -> int:
-        """Ranks of this node, which train together."""
-
-    @property
     def num_workers(self) -> int:
         """DataLoader workers of each rank."""
 
     @property
-    def window_s(self) -> float:
-        """Least duration of a window."""
-
-    @property
     def not_verified(self) -> str | None:
         """Tuned settings with which nothing is trained, and why; None if all are."""
-
-    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
-        """Run the phase; its runner writes to the profile's trial log."""
 
     def window(self, size: int, number: int, names: Sequence[str]) -> Trial:
         """Return the trial of a window.

@@ -277,6 +277,14 @@ class Profile(StrictTable):
         name = self.subject.size
         return self.settings.get(name, self.subject.arguments.get(name))
 
+    def with_size(self, size: int) -> "Profile":
+        """Return the profile with another size."""
+        if self.train_table is not None:
+            chosen = {"micro_batch_size": size}
+            return self.with_train(self.train_table.model_copy(update=chosen))
+        settings = {**self.settings, self.subject.size: size}
+        return self.model_copy(update={"settings": settings})
+
     @property
     def num_workers(self) -> int | None:
         """DataLoader workers of each rank; None if none were chosen or set."""

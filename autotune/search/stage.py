@@ -1,254 +1,155 @@
-"""The search phase of a tuning of the bundled trainer."""
+"""The search phase of a tuning, of any subject.
 
-import math
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+It searches a step's settings jointly, probes the best, and writes them into the
+profile.
+"""
 
+from dataclasses import replace
+from typing import Protocol
+
+from autotune.base.files import write_atomically
+from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.evidence.explore import ExploreEvidence
 from autotune.evidence.profile import Profile
-from autotune.memory.estimate import CannotTrace
-from autotune.memory.stage import profile_of_probe
-from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
-from autotune.profiles.store import StoredProfile, before_sweep
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.search.configuration import Configuration
-from autotune.search.decide.configuration_space import (
-    configuration_space,
-    without_size,
-)
-from autotune.search.explore import STUDY_OF_PROBE, explore
-from autotune.search.request import ExploreRequest, StepPrediction, StepPredictor
-from autotune.search.windows import StepWindows
-from autotune.speed.decide import predict_steps_s
-from autotune.speed.measure import known_rates
-from autotune.speed.values import MachineRates
+from autotune.search.decide.configuration_space import at_trained_size, with_size
+from autotune.search.explore_evidence import explore_evidence
+from autotune.search.measure import Exploration
+from autotune.search.request import ExploreRequest
+from autotune.search.verification import ConfirmedChoice, confirm, confirm_one_of
 from autotune.subjects.bench import SubjectBench
-from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
-from autotune.subjects.mlm.memory.stage import prepare, settled_probe
-from autotune.subjects.mlm.settings import (
-    MlmSettings,
-    dataset_layouts,
-    settings_to_search,
-    step_support,
-)
-from autotune.subjects.mlm.workers.windows import training_windows
-from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
-from autotune.trials.trial_machine import Machine
+
+EXPECTED_TRIALS = 40
+"""Usual number of windows of a search, for the progress display."""
+STUDY_OF_PROBE = "probe of the explored settings"
+"""Name of the Optuna study in which settings to adopt are probed."""
+FOUND = "found by the joint search of the step's settings"
+"""Reason for a size that a search chose."""
 
 
-def explore_settings(
-    bench: SubjectBench,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    request: SweepRequest,
-) -> ExploreEvidence:
-    """Search the settings of a step, and write the result.
+class ExploredStep(Protocol):
+    """A probed step whose settings are searched."""
 
-    Settings that are verified to be faster are probed and adopted. Settings that you
-    fixed in the ``probe_request`` are not searched.
+    @property
+    def bench(self) -> SubjectBench:
+        """Machine on which trials of the step run."""
 
-    Raises:
-        ProfileRejected: If the profile does not match the machine, model or dataset.
-        Undecided: If the starting configuration could not be measured.
-    """
-    require_local_probe(stored, bench.fingerprint)
-    return explore(
-        TrainerStep(
-            bench=bench, stored=stored, probe_request=probe_request, sweep=request
-        )
-    )
+    @property
+    def stored(self) -> StoredProfile:
+        """The profile, which was probed here."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerStep:
-    """A probed step of the bundled trainer whose settings are searched."""
-
-    bench: SubjectBench
-    stored: StoredProfile
-    probe_request: ProbeRequest
-    """The probe, with the settings that you fixed."""
-    sweep: SweepRequest
-    """Length of the windows, and their time budget."""
-
-    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
-        """Run the phase; its runner writes to the profile's trial log."""
-        return self.bench.phase(
-            "explore", self.stored.path, self.sweep, expected_trials
-        )
+    @property
+    def sweep(self) -> SweepRequest:
+        """Length of the windows, and their time budget."""
 
     def request(self) -> ExploreRequest:
         """Return the configurations to search, and their windows."""
-        return explore_request(self.bench, self.stored, self.probe_request, self.sweep)
 
     def probed(self, candidate: Configuration, ends_s: float | None) -> Profile:
-        """Return the profile of a probe of a candidate, as for ``ExploredStep``."""
-        settings = {
-            **candidate,
-            "parallel": self.stored.profile.train.parallel,
-            "global_batch_tokens": self.stored.profile.constraints.global_batch_tokens,
-        }
-        request = replace(
-            self.probe_request,
-            config=self.probe_request.config.model_copy(update=settings),
-        )
-        profile, _ = profile_of_probe(
-            self.bench,
-            prepare(self.bench, request),
-            self.stored.path,
-            ends_s=ends_s,
-            study=STUDY_OF_PROBE,
-        )
-        return profile
+        """Return the profile of a probe with the settings of a candidate.
 
-    def with_size(self, profile: Profile, size: int) -> Profile:
-        """Return a profile with another micro-batch size."""
-        return profile.with_train(
-            profile.train.model_copy(update={"micro_batch_size": size})
-        )
+        Args:
+            candidate: The settings.
+            ends_s: Time after which no trial begins, in seconds since 1970.
 
-
-def explore_request(
-    bench: SubjectBench,
-    stored: StoredProfile,
-    probe_request: ProbeRequest,
-    request: SweepRequest,
-) -> ExploreRequest:
-    """Return the search space around a profile's settings, with its windows.
-
-    Arguments are as for ``explore_settings``.
-    """
-    train = before_sweep(stored.profile)
-    probe = settled_probe(bench, probe_request)
-    searched, left_out = settings_to_search(
-        train, probe_request.config, step_support(bench.site)
-    )
-    (layouts,) = (one.values for one in searched if one.name == "layout")
-    settings = MlmSettings(
-        config=train,
-        settings=searched,
-        layouts=dataset_layouts(
-            train,
-            [str(layout) for layout in layouts],
-            request.data,
-            stored.profile.global_batch_tokens,
-        ),
-        ranks=probe.local_ranks,
-        left_out=left_out,
-    )
-    configurations = configuration_space(
-        settings, settings.starting, probe_request.max_size
-    )
-    predictor = None
-    if probe.overheads is not None:
-        predictor = _predictor(bench, stored.profile, probe, settings, configurations)
-    return ExploreRequest(
-        settings=settings,
-        configurations=configurations,
-        windows=StepWindows(
-            settings=settings,
-            windows=training_windows(
-                bench, settings.window_config, request, probe.local_ranks
-            ),
-        ),
-        budget_s=request.budget_s,
-        trial_timeout_s=request.trial_timeout_s,
-        predictor=predictor,
-        study_name=f"{stored.path.stem}: explore",
-        study_file=request.study_file,
-    )
-
-
-def _predictor(
-    bench: SubjectBench,
-    profile: Profile,
-    probe: Probe,
-    settings: MlmSettings,
-    configurations: tuple[Configuration, ...],
-) -> StepPredictor:
-    """Return predictions of the trainer's step, by traces on this machine."""
-    cpu_name = bench.site.host.cpu_model or "cpu"
-    rates = known_rates(cpu_name if bench.site.gpu is None else bench.site.gpu.name)
-    headroom_share = profile.constraints.headroom_share
-    predictions = _TracedSteps(
-        machine=bench.machine,
-        probe=probe,
-        settings=settings,
-        configurations=configurations,
-        headroom_share=headroom_share,
-        rates=rates,
-    )
-    defined_by: dict[str, object] = {
-        "config": settings.window_config.model_dump(mode="json"),
-        "memory_budget_bytes": probe.memory_budget_bytes,
-        "headroom_share": headroom_share,
-        "ranks": probe.local_ranks,
-        "micro_batches": probe.micro_batches,
-    }
-    if rates is not None:
-        defined_by["rates"] = rates.source
-    return StepPredictor(predict=predictions.predict, defined_by=defined_by)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TracedSteps:
-    """Predictions of the trainer's step, by traces."""
-
-    machine: Machine
-    probe: Probe
-    settings: MlmSettings
-    configurations: tuple[Configuration, ...]
-    """All configurations, whose sizes are predicted."""
-    headroom_share: float
-    rates: MachineRates | None
-    """Constants of the machine; None if they are not known."""
-
-    def predict(self, kind: Configuration) -> StepPrediction:
-        """Predict the largest micro-batch, and seconds of steps by size.
-
-        The micro-batch leaves the headroom free.
+        Raises:
+            ExceedsMemory: If not even size 1 fits.
+            OutOfTime: If the time budget is used up.
         """
-        layout = self.settings.layout(kind)
-        config = self.probe.config.model_copy(update=dict(kind))
-        ranks = self.probe.local_ranks
-        sequences_per_rank = layout.global_batch_size / ranks
-        # No larger micro-batch is useful.
-        useful_size = math.ceil(sequences_per_rank / (1 - self.headroom_share)) + 1
-        request = self.probe.limits
-        most = min(useful_size, request.max_size)
-        probe = replace(
-            self.probe,
-            limits=replace(request, max_size=most),
-            sequence_stats=layout.statistics,
-            config=config,
+
+
+def explore(step: ExploredStep) -> ExploreEvidence:
+    """Search the settings of a step, and write the result into its profile.
+
+    Settings that are verified to be faster are probed and adopted.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, subject or dataset.
+        Undecided: If the starting configuration could not be measured.
+    """
+    stored = step.stored
+    require_local_probe(stored, step.bench.fingerprint)
+    request = step.request()
+    with step.bench.phase(
+        "explore", stored.path, step.sweep, EXPECTED_TRIALS
+    ) as runner:
+        search = Exploration(request=request, runner=runner)
+        search.run()
+        choice = confirm(search)
+    profile, choice = _settle(step, search, choice)
+    evidence = explore_evidence(search, choice)
+    write_atomically(
+        stored.path,
+        profile_to_toml(add_evidence(profile, "explore", evidence, runner)),
+    )
+    return evidence
+
+
+def _settle(
+    step: ExploredStep, search: Exploration, choice: ConfirmedChoice
+) -> tuple[Profile, ConfirmedChoice]:
+    """Probe the settings to adopt.
+
+    If only a smaller micro-batch leaves the headroom free, its speed is verified as
+    well.
+
+    Returns:
+        The profile with the adopted settings, and the choice; the stored profile, if
+        nothing is adopted.
+    """
+    stored = step.stored.profile
+    if not choice.adopted:
+        return stored, choice
+    try:
+        probed = step.probed(choice.candidate, search.runner.budget_ends_s)
+    except (ExceedsMemory, OutOfTime) as error:
+        return stored, replace(choice, adopted=False, rejected=error.message)
+    probe = probed.evidence.probe
+    assert probe is not None
+    most = with_headroom(probe.feasible_max, probed.constraints.headroom_share)
+    choice = _with_headroom(search, choice, most)
+    if not choice.adopted:
+        return stored, choice
+    size_name = search.request.settings.size.name
+    evidence = probed.evidence.model_copy(
+        update={"probe": probe.model_copy(update={"choice": FOUND})}
+    )
+    adopted = probed.with_size(int(choice.candidate[size_name]))
+    return adopted.model_copy(update={"evidence": evidence}), choice
+
+
+def _with_headroom(
+    search: Exploration, choice: ConfirmedChoice, most: int
+) -> ConfirmedChoice:
+    """Return the choice with a size that leaves the headroom free.
+
+    A smaller size than the candidate's is verified to be faster as well.
+
+    Args:
+        search: Search that has ended.
+        choice: Its choice.
+        most: Largest size that leaves the headroom free.
+    """
+    settings = search.request.settings
+    if int(choice.candidate[settings.size.name]) <= most:
+        return choice
+    smaller = at_trained_size(settings, with_size(settings, choice.candidate, most))
+    if smaller == search.starting:
+        reason = (
+            f"only micro-batch size {most} leaves the headroom free, which is the"
+            " starting configuration"
         )
-        try:
-            estimate = probe.trace(self.machine)
-        except CannotTrace:
-            return StepPrediction(largest_size=None)
-        largest_size = with_headroom(estimate.max_micro_batch_size, self.headroom_share)
-        if self.rates is None or config.precision not in self.rates.matmul:
-            return StepPrediction(largest_size=largest_size)
-        size_name = self.settings.size.name
-        sizes = [
-            int(configuration[size_name])
-            for configuration in self.configurations
-            if without_size(self.settings, configuration) == kind
-            and int(configuration[size_name]) <= largest_size
-        ]
-        # The trace computes all positions.
-        micro_batches = [
-            layout.computed_share
-            * split_global_batch(
-                layout.global_batch_size, size, ranks
-            ).gradient_accumulation_steps
-            for size in sizes
-        ]
-        seconds = predict_steps_s(
-            estimate.works, self.rates, config, sizes, micro_batches
-        )
-        return StepPrediction(
-            largest_size=largest_size,
-            step_s_by_size=dict(zip(sizes, seconds, strict=True)),
-        )
+        return replace(choice, adopted=False, rejected=reason)
+    search.state.add(smaller)
+    verified = confirm_one_of([smaller], search)
+    return replace(
+        verified,
+        equal_loss=verified.equal_loss or choice.equal_loss,
+        passed_over=choice.passed_over,
+    )

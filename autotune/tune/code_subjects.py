@@ -26,7 +26,8 @@ from autotune.profiles.decide.follow_up import command
 from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.search.code_stage import explore_code
+from autotune.search.code_step import CodeStep
+from autotune.search.stage import explore
 from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.subject import Subject
 from autotune.trials.decide.least_time import StageName
@@ -220,7 +221,10 @@ class TunedCode:
 
     def explore(self, stored: StoredProfile, request: SweepRequest) -> str:
         """Search the declared settings jointly."""
-        return explore_code(self.bench, stored, self.request, request).choice
+        step = CodeStep(
+            bench=self.bench, stored=stored, probe=self.request, sweep=request
+        )
+        return explore(step).choice
 
     def workers(self, stored: StoredProfile, request: SweepRequest) -> str:
         """Find the fewest DataLoader workers of your loader."""

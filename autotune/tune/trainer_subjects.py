@@ -29,7 +29,8 @@ from autotune.profiles.store import (
     read_trainer_profile,
 )
 from autotune.report.stage import build_report
-from autotune.search.stage import explore_settings
+from autotune.search.stage import explore
+from autotune.search.trainer_step import TrainerStep
 from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
 from autotune.subjects.mlm.memory.stage import (
@@ -195,9 +196,13 @@ class TunedModel:
 
     def explore(self, stored: StoredProfile, request: SweepRequest) -> str:
         """Search the settings of the step jointly."""
-        return explore_settings(
-            self.bench, stored, self.prepared.limits, request
-        ).choice
+        step = TrainerStep(
+            bench=self.bench,
+            stored=stored,
+            probe_request=self.prepared.limits,
+            sweep=request,
+        )
+        return explore(step).choice
 
     def workers(self, stored: StoredProfile, request: SweepRequest) -> str:
         """Find the fewest DataLoader workers."""

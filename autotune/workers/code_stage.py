@@ -1,6 +1,6 @@
 """Sweep of a loader of yours, from request to written profile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +34,7 @@ from autotune.subjects.registry import merged_subject
 from autotune.subjects.subject import Argument, Subject
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
-from autotune.trials.trial_log import report_directory
-from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
+from autotune.workers.stage import sweep_on
 from autotune.workers.windows import windows_of_code
 from trainer.formats.events import utc_now
 
@@ -150,7 +149,8 @@ def sweep_into(
             f"{path} does not say with which {size} to measure {function}",
             next_step=f"Probe it first: {probe}; or add --set {size}=N",
         )
-    evidence, runner = sweep_on(bench, subject, choice, request, path)
+    windows = windows_of_code(subject, choice, request, bench)
+    evidence, runner = sweep_on(bench, windows, path)
     profile = _with_sweep(old, bench, runner, subject, evidence)
     return WrittenProfile(path=path, profile=profile, trials=tuple(runner.finished))
 
@@ -264,28 +264,3 @@ def _at_probed_size(
         format_seconds(replayed_step_s),
     )
     return choice, replace(request, replayed_step_s=replayed_step_s)
-
-
-def sweep_on(
-    bench: SubjectBench,
-    subject: Subject,
-    choice: Mapping[str, Argument],
-    request: SweepRequest,
-    path: Path,
-) -> tuple[WorkersEvidence, TrialRunner]:
-    """Find the fewest workers on an open bench.
-
-    The trials are in the trial log of the profile at ``path``.
-    """
-    loader = subject.code().get("loader", subject.words)
-    with bench.display.show(f"workers {loader}", budget_s=request.budget_s) as update:
-        runner = bench.runner(
-            report_directory(path, request.reports),
-            bench.fingerprint,
-            update,
-            EXPECTED_TRIALS,
-        )
-        runner.budget_ends_s = request.budget_ends_s
-        windows = windows_of_code(subject, choice, request, bench)
-        study_name = f"{path.stem}: workers"
-        return sweep_workers(windows, runner, bench.site, study_name), runner

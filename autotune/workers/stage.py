@@ -1,11 +1,13 @@
 """Sweep of DataLoader workers, and the joint search if no number suffices."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, OutOfTime
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import MeasuredDevice
+from autotune.subjects.bench import SubjectBench
 from autotune.trials.runner import TrialRunner
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import WorkerSweep
@@ -14,6 +16,26 @@ from autotune.workers.workers_evidence import workers_evidence
 
 EXPECTED_TRIALS = 24
 """Usual number of windows of a sweep, for the progress display."""
+
+
+def sweep_on(
+    bench: SubjectBench, windows: SubjectWindows[Any], path: Path
+) -> tuple[WorkersEvidence, TrialRunner]:
+    """Find the fewest workers on an open bench.
+
+    The trials are in the trial log of the profile at ``path``. Errors are those of
+    ``sweep_workers``.
+    """
+    loader = bench.subject.code().get("loader", bench.subject.words)
+    with bench.tuning(
+        f"workers {loader}",
+        path,
+        bench.fingerprint,
+        windows.request,
+        EXPECTED_TRIALS,
+    ) as runner:
+        evidence = sweep_workers(windows, runner, bench.site, f"{path.stem}: workers")
+    return evidence, runner
 
 
 def sweep_workers(

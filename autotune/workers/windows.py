@@ -83,6 +83,11 @@ class SubjectWindows(Generic[SubjectT]):
     its training loop, with its own loader."""
 
     @property
+    def local_ranks(self) -> int:
+        """Ranks of this node, which train together."""
+        return self.limits.local_ranks
+
+    @property
     def searched(self) -> frozenset[str]:
         """Settings that a joint search varies besides the number of workers.
 

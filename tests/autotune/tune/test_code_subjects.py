@@ -47,7 +47,7 @@ class Phases:
     def prepare_code(self, bench, request):
         return SimpleNamespace(limits=request)
 
-    def explore_code(self, bench, stored, probe, request):
+    def explore(self, step):
         self.done("explore")
         return SimpleNamespace(choice="nothing is faster")
 
@@ -102,7 +102,7 @@ def phases(tmp_path, monkeypatch):
     for name in (
         "probe_one",
         "prepare_code",
-        "explore_code",
+        "explore",
         "sweep_into",
         "confirm_profile",
         "compare_recipes",

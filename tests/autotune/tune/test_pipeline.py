@@ -136,6 +136,9 @@ class Stages:
     def requested_subject(self, request):
         return None
 
+    def profile_subject(self, profile, data):
+        return None
+
     def probe_one(self, bench, ready, path, traced, *, ends_s):
         self.traced.append(traced)
         self.does("probe", ready.config.model.name)
@@ -146,8 +149,8 @@ class Stages:
             previous=None,
         )
 
-    def explore_settings(self, bench, stored, probe, request):
-        self.does("explore", stored.profile.train.model.name, request)
+    def explore(self, step):
+        self.does("explore", step.stored.profile.train.model.name, step.sweep)
         return SimpleNamespace(choice="nothing is faster")
 
     def count_workers(self, bench, stored, request):
@@ -199,7 +202,7 @@ def stages(monkeypatch, tmp_path):
     for name in (
         "prepare",
         "probe_one",
-        "explore_settings",
+        "explore",
         "count_workers",
         "tune_network",
         "confirm_profile",
@@ -207,6 +210,7 @@ def stages(monkeypatch, tmp_path):
         "build_report",
         "open_subject",
         "requested_subject",
+        "profile_subject",
     ):
         monkeypatch.setattr(trainer_subjects, name, getattr(recorded, name))
     monkeypatch.setattr(

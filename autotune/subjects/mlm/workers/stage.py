@@ -15,7 +15,7 @@ from autotune.subjects.mlm.subject import MOST_MICRO_BATCHES, MlmSubject
 from autotune.subjects.mlm.workers.windows import training_windows
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.stage import EXPECTED_TRIALS, sweep_workers
+from autotune.workers.stage import sweep_on
 from autotune.workers.windows import SubjectWindows
 from trainer.formats.train_config import TrainConfig
 
@@ -36,9 +36,7 @@ def count_workers(
         Undecided: If a window failed.
     """
     windows = _windows_of(bench, stored, request)
-    with bench.phase("workers", stored.path, request, EXPECTED_TRIALS) as runner:
-        study_name = f"{stored.path.stem}: workers"
-        evidence = sweep_workers(windows, runner, bench.site, study_name)
+    evidence, runner = sweep_on(bench, windows, stored.path)
     profile = add_workers(stored.profile, evidence, runner)
     write_atomically(stored.path, profile_to_toml(profile))
     return evidence

@@ -9,9 +9,10 @@ from optuna.storages.journal import JournalFileBackend
 from autotune.errors import ProfileRejected
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
-from autotune.search import stage
+from autotune.search import trainer_step
 from autotune.search.request import StepPrediction
-from autotune.search.stage import explore_request, explore_settings
+from autotune.search.stage import explore
+from autotune.search.trainer_step import TrainerStep, explore_request
 from autotune.speed.decide import data_sheet_rates
 from autotune.subjects.mlm.memory.stage import probe_models
 from autotune.subjects.mlm.settings import TRIED_VALUES
@@ -77,8 +78,13 @@ class Workbench:
         )
 
     def explored(self):
-        exploration = explore_settings(
-            self.bench, self.before, probe_request(self.place, self.data), self.windows
+        exploration = explore(
+            TrainerStep(
+                bench=self.bench,
+                stored=self.before,
+                probe_request=probe_request(self.place, self.data),
+                sweep=self.windows,
+            )
         )
         stored = read_profile(self.path)
         assert stored.intact
@@ -239,7 +245,9 @@ def test_known_rates_predict_steps(make, monkeypatch):
     work = make()
     trace_all(work)
     monkeypatch.setattr(
-        stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3")
+        trainer_step,
+        "known_rates",
+        lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3"),
     )
     request = work.request(traced=True)
     kind = kind_of(request).but({"activation_checkpointing": "full"})

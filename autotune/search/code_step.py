@@ -1,11 +1,8 @@
-"""The search phase of a tuning of your own code."""
+"""Your own code as a step whose settings are searched."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from autotune.evidence.argument import Argument
-from autotune.evidence.explore import ExploreEvidence
-from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.memory.code_probe import CodeProbeRequest, prepare_code
 from autotune.memory.stage import profile_of_probe
@@ -13,38 +10,11 @@ from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.store import StoredProfile
 from autotune.search.configuration import Configuration
-from autotune.search.explore import STUDY_OF_PROBE, explore
 from autotune.search.request import ExploreRequest, subject_request
+from autotune.search.stage import STUDY_OF_PROBE
 from autotune.subjects.bench import SubjectBench
-from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.windows import windows_of_code
-
-
-def explore_code(
-    bench: SubjectBench,
-    stored: StoredProfile,
-    probe: CodeProbeRequest,
-    request: SweepRequest,
-) -> ExploreEvidence:
-    """Search the settings that a subject declares, and write the result.
-
-    Args:
-        bench: Machine on which trials of your code run.
-        stored: Profile that was probed here.
-        probe: The probe, whose limits hold for other settings, too.
-        request: Length of the windows, and their time budget.
-
-    Raises:
-        ProfileRejected: If the profile is of another machine, or of other code.
-        Undecided: If the starting configuration could not be measured.
-    """
-    evidence = require_local_probe(stored, bench.fingerprint)
-    return explore(
-        CodeStep(
-            bench=bench, stored=stored, evidence=evidence, probe=probe, sweep=request
-        )
-    )
 
 
 def present_settings(profile: Profile, bench: SubjectBench) -> dict[str, Argument]:
@@ -69,17 +39,10 @@ class CodeStep:
 
     bench: SubjectBench
     stored: StoredProfile
-    evidence: ProbeEvidence
-    """Evidence of the profile's probe."""
     probe: CodeProbeRequest
+    """The probe, whose limits hold for other settings, too."""
     sweep: SweepRequest
     """Length of the windows, and their time budget."""
-
-    def phase(self, expected_trials: int) -> AbstractContextManager[TrialRunner]:
-        """Run the phase; its runner writes to the profile's trial log."""
-        return self.bench.phase(
-            "explore", self.stored.path, self.sweep, expected_trials
-        )
 
     def request(self) -> ExploreRequest:
         """Return the configurations to search, and their windows.
@@ -87,9 +50,8 @@ class CodeStep:
         Their batches are those of the probe, so that each size counts as what it is.
         """
         profile = self.stored.profile
-        most = with_headroom(
-            self.evidence.feasible_max, profile.constraints.headroom_share
-        )
+        evidence = require_local_probe(self.stored)
+        most = with_headroom(evidence.feasible_max, profile.constraints.headroom_share)
         size_name = self.bench.subject.size.name
         size = profile.size
         present = present_settings(profile, self.bench)
@@ -97,7 +59,7 @@ class CodeStep:
             windows_of_code(
                 self.bench.subject,
                 present,
-                replace(self.sweep, local_ranks=self.evidence.local_ranks),
+                replace(self.sweep, local_ranks=evidence.local_ranks),
                 self.bench,
                 fed_by="step",
             ),
@@ -119,8 +81,3 @@ class CodeStep:
             study=STUDY_OF_PROBE,
         )
         return profile
-
-    def with_size(self, profile: Profile, size: int) -> Profile:
-        """Return a profile with another size."""
-        name = profile.subject.size
-        return profile.model_copy(update={"settings": {**profile.settings, name: size}})

@@ -8,8 +8,8 @@ import pytest
 from autotune.memory.code_probe import CodeProbeRequest, prepare_code
 from autotune.memory.stage import probe_one
 from autotune.profiles.store import read_profile
-from autotune.search.code_stage import explore_code, present_settings
-from autotune.search.explore import FOUND
+from autotune.search.code_step import CodeStep, present_settings
+from autotune.search.stage import FOUND, explore
 from autotune.subjects.bench import SubjectBench
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.transformers.subject import TransformersSubject
@@ -95,7 +95,10 @@ class OwnSearch:
         request = SweepRequest(
             reports=self.directory / "r", budget_s=600.0, window_s=1.0
         )
-        evidence = explore_code(bench, read_profile(path), probe, request)
+        step = CodeStep(
+            bench=bench, stored=read_profile(path), probe=probe, sweep=request
+        )
+        evidence = explore(step)
         return read_profile(path), evidence
 
 
