@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.subjects.code_profile import new_profile
-
 from autotune.evidence.profile import Constraints, Evidence
 from autotune.profiles.store import StoredProfile, read_profile, write_profile
 from autotune.subjects.bench import SubjectBench, open_subject
+from autotune.subjects.new_profile import new_profile
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
 
@@ -45,7 +44,6 @@ def write_own_profile(
     profile = new_profile(
         bench,
         runner,
-        bench.subject,
         command="probe",
         settings={"micro_batch_size": TUNED_SIZE, **settings},
         constraints=Constraints(),
