@@ -99,10 +99,10 @@ def check_workers(result: Result) -> None:
 
 def _loader_settings(result: Result) -> dict[str, Any]:
     """Return the settings of the loader that a profile has."""
-    table = result.table
-    settings: dict[str, Any] = table["settings"]
     if result.place.subject.is_bundled:
-        settings = table["train"]["data"]
+        trainer_settings: dict[str, Any] = result.table["train"]["data"]
+        return trainer_settings
+    settings: dict[str, Any] = result.table["settings"]
     return settings
 
 
