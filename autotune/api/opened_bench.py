@@ -14,7 +14,7 @@ from autotune.subjects.bench import SubjectBench, open_subject, with_subject
 from autotune.subjects.jobs.describe import described_sha256
 from autotune.subjects.jobs.load import named_parameters
 from autotune.subjects.own.subject import IN_TRIAL, FunctionSubject
-from autotune.trials.session import open_bench
+from autotune.trials.opened_bench import open_bench
 from trainer.formats.errors import TrainerError
 
 MeasuredIn = Literal["fresh processes", "this process"]

@@ -40,9 +40,9 @@ from autotune.subjects.bench import SubjectBench, open_subject, with_subject
 from autotune.subjects.mlm.gradient_sync import tokens_of_epoch, with_global_batch
 from autotune.subjects.registry import profile_subject
 from autotune.trials.multirank import MultirankMachine
+from autotune.trials.opened_bench import open_measured_device
 from autotune.trials.other_programs import load_of_others, warn_if_busy
 from autotune.trials.rounds import Rounds
-from autotune.trials.session import open_measured_device
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench, Display
 from autotune.trials.trial_log import report_directory

@@ -19,8 +19,8 @@ from autotune.subjects.subject import Call, Subject
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
+from autotune.trials.opened_bench import open_bench
 from autotune.trials.runner import TrialRunner
-from autotune.trials.session import open_bench
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_machine import START_TIMEOUT_S, StartedMachine

@@ -8,6 +8,7 @@ keeps each outcome in the trial log of the profile, and takes it from there the 
 time. ``rounds`` measures several configurations that are compared. Modules in
 ``decide`` are pure, those in ``jobs`` run in the child processes.
 
-Begin reading at ``values``, then ``runner`` and ``session.open_bench``, which phases
-of tuning start from. Nothing is exported here: ``session`` imports half of the project.
+Begin reading at ``values``, then ``runner`` and ``opened_bench.open_bench``, which
+phases of tuning start from. Nothing is exported here: ``opened_bench`` imports half of
+the project.
 """

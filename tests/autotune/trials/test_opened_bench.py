@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.trials import other_programs, session
-from autotune.trials.session import open_bench
+from autotune.trials.opened_bench import open_bench
 from autotune.trials.trial_machine import StartedMachine
 from testbed.fakes import FakeHost
 
