@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.trials import other_programs, session
+from autotune.trials import opened_bench, other_programs
 from autotune.trials.opened_bench import open_bench
 from autotune.trials.trial_machine import StartedMachine
 from testbed.fakes import FakeHost
@@ -49,7 +49,7 @@ def open_on(monkeypatch):
         started_s = time.time() - age_s
         monkeypatch.setattr(other_programs, "process_started_s", lambda: started_s)
         monkeypatch.setattr(
-            session,
+            opened_bench,
             "open_measured_device",
             lambda *_, **__: contextlib.nullcontext((site, None)),
         )
