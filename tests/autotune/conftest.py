@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.log import show_messages
 from autotune.cli import run
 from autotune.evidence.profile import model_sha256
 from autotune.machine.host import SystemHost
@@ -19,6 +20,12 @@ from testbed.examples.profiles import example_profile
 from trainer.formats.manifest import read_manifest
 from trainer.formats.nvml import NvmlMonitor
 from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfig
+
+
+@pytest.fixture(autouse=True)
+def _messages_are_shown() -> None:
+    """Show messages as the command line does, whatever test came before."""
+    show_messages()
 
 
 @pytest.fixture

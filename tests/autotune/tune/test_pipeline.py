@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.base.log import show_messages
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
@@ -455,7 +454,6 @@ def test_training_takes_a_tenth_of_the_time_at_most(stages):
 
 
 def test_phases_without_time_are_skipped(stages, capsys):
-    show_messages()
     tuning, result = stages.run(minutes=3.0)
     messages = capsys.readouterr().err
     assert "tune: takes at least" in messages

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.base.log import show_messages
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime
 from autotune.memory.stage import probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
@@ -217,7 +216,6 @@ def test_default_global_batch_is_in_sequences(prepare_probe):
 def test_default_memory_budget_is_reported_with_reserve(
     bench_on_gpu, prepare_probe, capsys
 ):
-    show_messages()
     prepare_probe(bench=bench_on_gpu, memory_bytes=None)
     assert (
         "memory budget 31.5 GiB per rank (512 MiB of the GPU stay free"
@@ -226,7 +224,6 @@ def test_default_memory_budget_is_reported_with_reserve(
 
 
 def test_requested_memory_budget_is_reported(bench_on_gpu, prepare_probe, capsys):
-    show_messages()
     prepare_probe(bench=bench_on_gpu, memory_bytes=16 * 2**30)
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
