@@ -68,7 +68,7 @@ def find_num_workers(
         build_step: Instead, a function that builds the step that consumes the batches;
             it may take a batch.
         max_workers: Most workers to try; None for one per available CPU core.
-        device: As for ``find_batch_size``, for ``build_step``.
+        device: Device for ``build_step``, as in ``find_batch_size``.
         arguments: Further arguments of both functions, such as ``micro_batch_size``.
         time_limit: Time budget; several numbers may remain undecided after it.
         window: Duration of one timed window.
@@ -89,7 +89,8 @@ def find_num_workers(
     if build_step is not None:
         functions["step"] = build_step
     names = {role: importable_name(function) for role, function in functions.items()}
-    is_here = None in names.values()
+    # A function without an importable name can only run here.
+    runs_in_this_process = None in names.values()
     labels = {role: names[role] or shown_name(functions[role]) for role in functions}
     subject = FunctionSubject(
         step_function=labels.get("step"),
@@ -107,13 +108,15 @@ def find_num_workers(
         "cpu" if build_step is None else device,
         subject,
         request.trial_timeout_s,
-        functions if is_here else None,
+        functions if runs_in_this_process else None,
         progress,
     ) as bench:
         (profile_path,) = profile_paths(None, [subject.name], bench.site.name)
         windows = windows_of_code(subject, {}, request, bench)
         evidence, _ = sweep_on(bench, windows, profile_path)
-    return _result(evidence, "this process" if is_here else "fresh processes")
+    return _result(
+        evidence, "this process" if runs_in_this_process else "fresh processes"
+    )
 
 
 def _result(evidence: WorkersEvidence, measured_in: MeasuredIn) -> NumWorkers:

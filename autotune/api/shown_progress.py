@@ -9,7 +9,7 @@ from trainer.formats.progress import Update
 
 Progress = bool | Update
 """True for a line on standard error, False for none, or a function to call with each
-progress: the amount completed, the total amount (None if unknown), and a note."""
+update: the amount completed, the total amount (None if unknown), and a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _CalledDisplay(Display):
 
 
 def update_of(progress: Progress) -> Update | None:
-    """Return the function to call with each progress; None for standard error."""
+    """Return the function to call with each update; None for standard error."""
     if progress is True:
         return None
     if progress is False:

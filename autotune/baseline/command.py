@@ -48,14 +48,18 @@ def baseline(
 ) -> None:
     """Measure the speedup over untuned settings.
 
-    Compares the tuned settings with those before tuning in interleaved windows, three
-    rounds at least: of your own code, with the defaults of your functions or their
-    library; of the bundled trainer, also with HF Trainer and the paper's trainer.
+    Compares the tuned settings with those before tuning, in interleaved windows of at
+    least three rounds. Your own code is compared with the defaults of your functions or
+    their library; the bundled trainer also with HF Trainer and the paper's trainer.
     --against compares the profile with others instead.
     """
     from autotune.base.answer_json import answer_json
     from autotune.baseline.sections import baseline_text, comparison_text
-    from autotune.baseline.stage import open_bench_of
+    from autotune.baseline.stage import (
+        compare_profiles,
+        compare_recipes,
+        open_bench_of,
+    )
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
     from autotune.profiles.store import read_profile
@@ -84,16 +88,15 @@ def baseline(
     device = stored.profile.fingerprint.device
     sys.stderr.write(sweep_time_text("baseline", device, window_s, time_limit_s))
     if others:
-        from autotune.baseline.stage import compare_profiles
-
         with open_bench_of(stored, request, beside_others=True) as bench:
             comparison = compare_profiles(
                 bench, stored, others, request, data=sweep.data, rounds=rounds
             )
-        print(answer_json(comparison) if job.as_json else comparison_text(comparison))
+        if job.as_json:
+            print(answer_json(comparison))
+        else:
+            print(comparison_text(comparison))
         return
-    from autotune.baseline.stage import compare_recipes
-
     with open_bench_of(stored, request, beside_others=False) as bench:
         comparison = compare_recipes(
             bench, stored, request, rounds=rounds, untuned=before

@@ -48,7 +48,7 @@ def profile_to_toml(profile: Profile) -> str:
     usage = _USE_SETTINGS
     if profile.has_train:
         usage = _TRAINER_READS
-        # Without settings of your code.
+        # The trainer has no settings of your code.
         del tables["settings"]
         train = {name: tables["train"][name] for name in _ALWAYS_WRITTEN}
         train |= profile.train.model_dump(mode="json", exclude_defaults=True)

@@ -80,23 +80,28 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
 @rule("R2, data loading")
 def staging(now: TrainingContext) -> Advice | None:
     """Find a dataset on a shared file system without a copy on local disks."""
-    workers, data = now.evidence.workers, now.data
-    on_network = (data is not None and data.on_network) or (
-        workers is not None and workers.data_on_network
-    )
-    if now.subject is None or not on_network:
+    workers = now.evidence.workers
+    data = now.data
+    filesystem = None
+    if workers is not None and workers.data_on_network:
+        filesystem = workers.data_filesystem or "network"
+    if data is not None and data.on_network:
+        filesystem = data.filesystem or filesystem or "network"
+    if now.subject is None or filesystem is None:
         return None
     if now.train is not None and now.train.data.stage_to is not None:
         return None
-    kind = (
-        (data and data.filesystem) or (workers and workers.data_filesystem) or "network"
-    )
     evidence = []
     row = now.workers_row()
     if row is not None and row.storage_bytes_per_s is not None:
-        name, windows = "storage read by one node", len(row.units_per_s)
         evidence.append(
-            figure(name, row.storage_bytes_per_s, "bytes/s", "timed windows", n=windows)
+            figure(
+                "storage read by one node",
+                row.storage_bytes_per_s,
+                "bytes/s",
+                "timed windows",
+                n=len(row.units_per_s),
+            )
         )
     waits = now.loss("data loading", STARVED_SHARE)
     if waits is not None:
@@ -111,8 +116,8 @@ def staging(now: TrainingContext) -> Advice | None:
         command = f'autotune data stage {shlex.quote(now.data_path)} --to "$TMPDIR"'
     return Advice(
         claim=(
-            f"the dataset is on a shared file system ({kind}): copy it to each node's"
-            " local disk"
+            f"the dataset is on a shared file system ({filesystem}): copy it to each"
+            " node's local disk"
         ),
         evidence=tuple(evidence),
         gain=None if waits is None else without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
@@ -127,35 +132,35 @@ def staging(now: TrainingContext) -> Advice | None:
 def more_workers(now: TrainingContext) -> Advice | None:
     """Find devices that wait for data."""
     waits = now.loss("data loading", STARVED_SHARE)
-    count, workers = now.num_workers, now.evidence.workers
+    count = now.num_workers
+    workers = now.evidence.workers
     if count is None or waits is None or starved_rank(now) is not None:
         return None
     evidence = now.part_figure(waits, "wait for data")
     chosen = None if workers is None else now.workers_row(workers.chosen)
-    known = (
+    has_verified_count = (
         workers is not None
         and workers.keeps_up
         and not workers.undecided_between
         and workers.joint is None
-    )
-    if (
-        workers is not None
         and chosen is not None
         and chosen.verdict == "verified"
-        and known
-        and workers.chosen > count
-    ):
+    )
+    if has_verified_count and chosen is not None and chosen.num_workers > count:
         return Advice(
             claim=(
                 f"training waits for data {format_percent(waits.share)} of the step"
-                f" with num_workers={count}; {workers.chosen}"
+                f" with num_workers={count}; {chosen.num_workers}"
                 " are verified to be sufficient"
             ),
             evidence=(evidence, _ratio_figure(chosen)),
             gain=_measured_gain(now.workers_row(), chosen)
             or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
-            cost=f"{workers.chosen - count} more processes per rank, and their memory",
-            changes=(now.workers_change(workers.chosen),),
+            cost=(
+                f"{chosen.num_workers - count} more processes per rank, and their"
+                " memory"
+            ),
+            changes=(now.workers_change(chosen.num_workers),),
             would_change=(
                 "fewer CPU cores or slower storage than on the measured machine"
             ),
@@ -183,7 +188,8 @@ def more_workers(now: TrainingContext) -> Advice | None:
 @rule("R3, data loading")
 def slow_loader(now: TrainingContext) -> Advice | None:
     """Find a loader that no number of DataLoader workers makes fast enough."""
-    waits, workers = now.loss("data loading", STARVED_SHARE), now.evidence.workers
+    waits = now.loss("data loading", STARVED_SHARE)
+    workers = now.evidence.workers
     if workers is None or waits is None or now.run is not None:
         return None
     if workers.chosen != now.num_workers or not is_short_of_data(workers):
@@ -219,8 +225,8 @@ def slow_loader(now: TrainingContext) -> Advice | None:
 @rule("data loading")
 def starved_rank(now: TrainingContext) -> Advice | None:
     """Find one rank that waits longest for data in most steps."""
-    lost = now.loss("data loading", STARVED_SHARE)
-    if now.run is None or lost is None:
+    waits = now.loss("data loading", STARVED_SHARE)
+    if now.run is None or waits is None:
         return None
     rows = [
         row
@@ -229,9 +235,8 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     ]
     if len(rows) < 4:
         return None
-    ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(
-        1
-    )
+    slowest_ranks = Counter(row.longest_data_wait_rank for row in rows)
+    ((rank, times),) = slowest_ranks.most_common(1)
     longest_s = statistics.fmean(row.longest_data_wait_s or 0.0 for row in rows)
     own_s = statistics.fmean(row.data_wait_s for row in rows)
     # The record has no wait of ranks other than 0, so a slow rank 0 looks like slow
@@ -239,6 +244,7 @@ def starved_rank(now: TrainingContext) -> Advice | None:
     # chance.
     if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < 2 * own_s:
         return None
+    source = f"run {now.run.directory.name}"
     return Advice(
         claim=(
             f"rank {rank}{on_host(now.run.header.hosts, rank)} waits"
@@ -246,23 +252,11 @@ def starved_rank(now: TrainingContext) -> Advice | None:
             f" {format_seconds(own_s)}, and all ranks wait for the slowest"
         ),
         evidence=(
-            now.part_figure(lost, "wait for data", len(rows)),
-            figure(
-                "longest wait of any rank",
-                longest_s,
-                "s",
-                f"run {now.run.directory.name}",
-                n=len(rows),
-            ),
-            figure(
-                "rank 0's wait",
-                own_s,
-                "s",
-                f"run {now.run.directory.name}",
-                n=len(rows),
-            ),
+            now.part_figure(waits, "wait for data", len(rows)),
+            figure("longest wait of any rank", longest_s, "s", source, n=len(rows)),
+            figure("rank 0's wait", own_s, "s", source, n=len(rows)),
         ),
-        gain=without(lost, (0.0, own_s / longest_s, 1.0)),
+        gain=without(waits, (0.0, own_s / longest_s, 1.0)),
         cost=(
             "another node if its disk or CPU stays slow (exclude this one in the SLURM"
             " site file); more workers would help that rank only"
@@ -275,7 +269,8 @@ def starved_rank(now: TrainingContext) -> Advice | None:
 @rule("R3")
 def fewer_workers(now: TrainingContext) -> Advice | None:
     """Find more DataLoader workers than were verified to be needed."""
-    workers, waits = now.evidence.workers, now.loss("data loading", STARVED_SHARE)
+    workers = now.evidence.workers
+    waits = now.loss("data loading", STARVED_SHARE)
     count = now.num_workers
     if (
         count is None
@@ -292,16 +287,17 @@ def fewer_workers(now: TrainingContext) -> Advice | None:
         or count <= workers.chosen
     ):
         return None
-    row, after = now.workers_row(), chosen.memory_bytes
-    before = row and row.memory_bytes
+    row = now.workers_row()
+    before_bytes = None if row is None else row.memory_bytes
+    after_bytes = chosen.memory_bytes
+    gain = None
+    if before_bytes and after_bytes:
+        ratio = after_bytes / before_bytes
+        gain = Gain(of="host memory", ratio=ratio, known="measured")
     return Advice(
         claim=f"num_workers={workers.chosen} is sufficient; the profile has {count}",
         evidence=(_ratio_figure(chosen),),
-        gain=(
-            Gain(of="host memory", ratio=after / before, known="measured")
-            if before and after
-            else None
-        ),
+        gain=gain,
         cost="none measured; the evidence has the confidence bounds",
         changes=(now.workers_change(workers.chosen),),
         would_change="slower storage or CPU than on the measured machine",
@@ -365,7 +361,8 @@ def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
     ratio = new.ratio_to_cached / old.ratio_to_cached
     if not (old.ratio_low and old.ratio_high and new.ratio_low and new.ratio_high):
         return Gain(ratio=ratio, known="measured")
-    low, high = new.ratio_low / old.ratio_high, new.ratio_high / old.ratio_low
+    low = new.ratio_low / old.ratio_high
+    high = new.ratio_high / old.ratio_low
     # Bonferroni: both ratios are within their bounds with at least this confidence.
     return Gain(
         ratio=ratio,

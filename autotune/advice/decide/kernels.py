@@ -25,7 +25,8 @@ _SOURCE = "profiler, tune"
 @rule("compute, memory")
 def far_kernel(now: TrainingContext) -> Advice | None:
     """Find the kernel that is farthest from the time that its bytes and FLOPs need."""
-    step, train = now.step_kernels, now.train
+    step = now.step_kernels
+    train = now.train
     if step is None or now.subject is None or is_near_bound(step):
         return None
     kernel = farthest_kernel(step.kernels)
@@ -74,10 +75,12 @@ def far_kernel(now: TrainingContext) -> Advice | None:
 @rule("compute")
 def throughput_dip(now: TrainingContext) -> Advice | None:
     """Find a size at which tokens/s are lower than at a smaller one."""
-    probe, size = now.evidence.probe, now.size
+    probe = now.evidence.probe
+    size = now.size
     if probe is None or probe.dip is None or size is None:
         return None
-    dip, command = probe.dip, _search_command(now)
+    dip = probe.dip
+    command = _search_command(now)
     is_used = now.split_micro_batch_size(size) == dip.larger_size
     return Advice(
         severity="warning" if is_used else "info",

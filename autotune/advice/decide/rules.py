@@ -1,5 +1,6 @@
 """All rules of `advise`, and their recommendations ordered by expected gain. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 
@@ -42,24 +43,36 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
     If no advice asks for a change, an info says so. Rules that recommend the same
     change give one recommendation, with the evidence of all of them.
     """
-    found = [
-        replace(advice, rule=rule.name)
-        for rule in RULES
-        if (advice := rule.looks(now)) is not None
-    ]
-    found = [_in_your_words(now, advice) for advice in found]
-    if not now.intact:  # its figures are for other settings
-        found = [replace(one, safe=False) for one in found]
-    if all(one.severity == "info" for one in found):
-        found.append(_nothing_to_do(now))
+    recommendations = []
+    for rule in RULES:
+        advice = rule.looks(now)
+        if advice is not None:
+            named = _in_your_words(now, replace(advice, rule=rule.name))
+            recommendations.append(named)
+    if not now.intact:
+        # The figures of a modified profile are those of other settings.
+        recommendations = [replace(advice, safe=False) for advice in recommendations]
+    if all(advice.severity == "info" for advice in recommendations):
+        recommendations.append(_nothing_to_do(now))
+    return _joined(sorted(recommendations, key=rank))
+
+
+def _joined(ordered: Sequence[Advice]) -> tuple[Advice, ...]:
+    """Join advice to change the same, with the evidence of all of it.
+
+    Args:
+        ordered: Advice, the most important first.
+    """
     first_by_target: dict[tuple[str, ...], Advice] = {}
-    for advice in sorted(found, key=rank):
-        first = first_by_target.setdefault(advice.target, advice)
-        if first is not advice:
-            added = [one for one in advice.evidence if one not in first.evidence]
-            first_by_target[advice.target] = replace(
-                first, evidence=(*first.evidence, *added)
-            )
+    for advice in ordered:
+        first = first_by_target.get(advice.target)
+        if first is None:
+            first_by_target[advice.target] = advice
+            continue
+        added = [figure for figure in advice.evidence if figure not in first.evidence]
+        first_by_target[advice.target] = replace(
+            first, evidence=(*first.evidence, *added)
+        )
     return tuple(first_by_target.values())
 
 
@@ -108,7 +121,7 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
 
 
 def _not_judged(now: TrainingContext, evidence: EvidenceFigure) -> Advice:
-    """Return that no rule asks for a change, and what keeps it from being the last."""
+    """Return the advice that no rule asks for a change, with the reason for doubt."""
     step = now.step_kernels
     if step is None:
         reason = "the kernels of the step were not profiled (autotune tune does it)"

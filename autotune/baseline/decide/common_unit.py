@@ -6,7 +6,7 @@ from autotune.errors import BadInput
 
 
 def common_unit(rates_by_name: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the first unit of the first subject in which all count their work.
+    """Return a unit in which all subjects count their work; samples if no other.
 
     Args:
         rates_by_name: Rates by unit, of each subject by its name.
