@@ -31,8 +31,7 @@ def run_on_gpus(machine: Machine, words, variables) -> Answer:
     """Run ``autotune`` on pretended GPUs: as many as there are ranks."""
     changes = {"variables": machine.variables | variables}
     if RANKS_PROFILE["ddp"] in words or "--ranks" in words:
-        # Lightning sends objects between ranks, whose bytes are values.
-        changes |= {"devices": 2, "memory": RANKS_MEMORY_BYTES, "values": True}
+        changes |= {"devices": 2, "memory": RANKS_MEMORY_BYTES}
     ended = dataclasses.replace(machine, **changes).autotune(*words, timeout_s=900)
     return Answer(code=ended.code, out=ended.out, err=ended.err)
 
