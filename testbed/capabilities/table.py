@@ -52,6 +52,9 @@ SUBJECTS = (
     ),
 )
 _ON_GPUS_ONLY = "Accelerate shards on GPUs only"
+_SENDS_OBJECTS = {
+    "lightning": "its ranks send each other objects, whose bytes are values"
+}
 _NO_ARGUMENT = "a Lightning module has no common attribute for it"
 
 
@@ -131,6 +134,7 @@ PROBE_DDP = Capability(
     words="several ranks with DDP (`probe --ranks`)",
     command=_probe_ranks("ddp"),
     check=lambda result: checks.check_ranks(result, "ddp", RANKS_PROFILE["ddp"]),
+    not_simulated=_SENDS_OBJECTS,
 )
 CAPABILITIES = (
     PROBE,
@@ -146,6 +150,7 @@ CAPABILITIES = (
             ("transformers", "cpu"): _ON_GPUS_ONLY,
             ("accelerate", "cpu"): _ON_GPUS_ONLY,
         },
+        not_simulated=_SENDS_OBJECTS,
     ),
     Capability(
         name="contents",
@@ -225,6 +230,7 @@ CAPABILITIES = (
         command=lambda _: ("network", RANKS_PROFILE["ddp"], "--time-limit", "120s"),
         check=lambda result: checks.check_network(result, RANKS_PROFILE["ddp"]),
         after=PROBE_DDP,
+        not_simulated=_SENDS_OBJECTS,
     ),
     Capability(
         name="verify",

@@ -192,6 +192,9 @@ class Capability:
     """Kinds of subjects that the command does not serve today."""
     nowhere: Mapping[tuple[str, DeviceName], str] = field(default_factory=dict)
     """Why a kind cannot have it on a device: a limit of its library."""
+    not_simulated: Mapping[str, str] = field(default_factory=dict)
+    """Why pretended GPUs cannot show it for a kind: it needs values that they do not
+    compute."""
     slow: tuple[tuple[str, DeviceName], ...] = ()
     """Cells that take minutes, which only ``make soak`` runs."""
 
@@ -212,7 +215,10 @@ class Cell:
     @property
     def impossible(self) -> str | None:
         """Why there is no such cell; None if there is."""
-        return self.capability.nowhere.get((self.subject.kind, self.device))
+        kind = self.subject.kind
+        if self.device == "cuda" and kind in self.capability.not_simulated:
+            return self.capability.not_simulated[kind]
+        return self.capability.nowhere.get((kind, self.device))
 
     @property
     def is_refused(self) -> bool:
