@@ -65,7 +65,7 @@ def test_throughput_is_that_of_all_ranks(own_code):
         measures_throughput=True,
     )
     point = probe.curve[-1]
-    assert point.micro_batch_size == 8
+    assert point.size == 8
     assert point.units_per_s == pytest.approx(RANKS * 8 / point.step_s)
 
 
