@@ -1,7 +1,7 @@
 """The baseline phase: tuned settings beside untuned ones, or beside other profiles."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def compare_recipes(
     *,
     rounds: int = BASELINE_ROUNDS,
     untuned: Mapping[str, Argument] | None = None,
+    left_out: Collection[str] = (),
 ) -> BaselineEvidence:
     """Measure the speedup over untuned settings, and write it into the profile.
 
@@ -41,6 +42,7 @@ def compare_recipes(
         rounds: Maximum number of rounds.
         untuned: Settings of your own code before tuning; those that are missing are the
             defaults of your functions or of their library.
+        left_out: Names of baselines that are not measured.
 
     Raises:
         ProfileRejected: If the profile is of another machine, subject or dataset.
@@ -50,7 +52,11 @@ def compare_recipes(
     """
     side = open_side(bench, stored, request)
     with _runner(bench, side, request, rounds) as trial_runner:
-        contenders = side.contenders(trial_runner, untuned or {})
+        contenders = [
+            contender
+            for contender in side.contenders(trial_runner, untuned or {})
+            if contender.baseline.name not in left_out
+        ]
         comparison = _compare(contenders, side, request, rounds, trial_runner)
     profile = add_evidence(stored.profile, "baseline", comparison, trial_runner)
     write_atomically(stored.path, profile_to_toml(profile))

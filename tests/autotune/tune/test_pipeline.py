@@ -172,7 +172,7 @@ class Stages:
         self.training_s = training_s
         return CONFIRMED
 
-    def compare_recipes(self, bench, stored, request):
+    def compare_recipes(self, bench, stored, request, left_out=()):
         name = stored.profile.train.model.name
         assert stored.profile.train.micro_batch_size == (
             1 if ("network", name) in self.calls else 2
