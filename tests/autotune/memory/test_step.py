@@ -147,6 +147,7 @@ def test_figures_are_those_of_the_worst_rank(on_two_ranks):
         "model_flops_per_step": 15.0,
         "imported": [],
         "contents": None,
+        "settings": {},
     }
 
 
