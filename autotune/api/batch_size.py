@@ -59,7 +59,7 @@ class BatchSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """How to search, for any function."""
+    """Limits, device and progress of a search, for any function."""
 
     limits: CodeProbeRequest
     """Limits of the probe. Its subject only has the fixed arguments."""

@@ -43,7 +43,7 @@ class BaselineRunner:
     """Measurement of contenders in rounds of windows, until speedups are precise."""
 
     contenders: dict[str, Contender]
-    """What is compared, the tuned settings first. A baseline that does not fit is
+    """Contenders, the tuned settings first. A baseline that does not fit is
     replaced by one of a smaller size."""
     request: SweepRequest
     """Length of the windows, and their time budget."""

@@ -253,25 +253,26 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     If there are none, the best speed of each side is compared. Speeds in different
     units are not comparable.
     """
-    every = [(one, other) for one in a.headlines for other in b.headlines]
-    if not every:
-        return None
-    pairs = [
-        (one, other) for one, other in every if one.metric.name == other.metric.name
-    ]
+    pairs = [(of_a, of_b) for of_a in a.headlines for of_b in b.headlines]
     if not pairs:
-        one, other = every[0]
+        return None
+    in_one_unit = [
+        (of_a, of_b) for of_a, of_b in pairs if of_a.metric.name == of_b.metric.name
+    ]
+    if not in_one_unit:
+        of_a, of_b = pairs[0]
         return replace(
-            _compared(one, other, differs),
-            of=f"A: {one.of}; B: {other.of}",
-            metric_of_b=other.metric,
+            _compared(of_a, of_b, differs),
+            of=f"A: {of_a.of}; B: {of_b.of}",
+            metric_of_b=of_b.metric,
             verdict="not comparable",
             why="another unit",
         )
-    one, other = next((pair for pair in pairs if pair[0].of == pair[1].of), pairs[0])
-    if one.of != other.of:
-        one = replace(one, of=f"A: {one.of}; B: {other.of}")
-    return _compared(one, other, differs)
+    alike = [(of_a, of_b) for of_a, of_b in in_one_unit if of_a.of == of_b.of]
+    of_a, of_b = (alike or in_one_unit)[0]
+    if of_a.of != of_b.of:
+        of_a = replace(of_a, of=f"A: {of_a.of}; B: {of_b.of}")
+    return _compared(of_a, of_b, differs)
 
 
 def _compared(

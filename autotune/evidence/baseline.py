@@ -84,7 +84,7 @@ class BaselineEvidence(StrictTable):
     """Comparison of the tuned settings with others, in interleaved windows."""
 
     rows: list[BaselineRow]
-    """What was compared, the tuned settings last."""
+    """Contenders, the tuned settings last."""
     unit: str
     """Unit of ``units_per_s``, as a plural: ``tokens``, ``samples``."""
     counted_by_size: bool = False

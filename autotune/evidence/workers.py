@@ -81,7 +81,7 @@ class JointChoice(RatioBounds):
 
     @property
     def result_words(self) -> str:
-        """Whether the settings were adopted, in the words that users read."""
+        """The decision on adopting the settings, in words."""
         return "adopted" if self.adopted else "not faster at 98 % confidence"
 
     @property

@@ -33,7 +33,7 @@ _EXPECTED_TRIALS = 12
 
 
 class PreparedProbe(Protocol):
-    """What a subject gives to its probe on a known machine."""
+    """A subject's contribution to its probe on a known machine."""
 
     @property
     def limits(self) -> ProbeLimits:

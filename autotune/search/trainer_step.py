@@ -89,7 +89,7 @@ def explore_request(
     searched, left_out = settings_to_search(
         train, probe_request.config, step_support(bench.site)
     )
-    (layouts,) = (one.values for one in searched if one.name == "layout")
+    (layouts,) = (setting.values for setting in searched if setting.name == "layout")
     settings = MlmSettings(
         config=train,
         settings=searched,

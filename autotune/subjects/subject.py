@@ -139,7 +139,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What is measured, by its hashes: results of another identity are not reused."""
+    """Hashes of the measured subject: results of another identity are not reused."""
 
     model_sha256: str
     """SHA-256 of the model, or of the code that takes its place."""

@@ -270,7 +270,7 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
     clock, waited_s = SystemClock(), 0.0
     began_s = clock.monotonic_s()
     found = read_json(found_by)
-    paths = [Path(one) for one in found["profiles"]]
+    paths = [Path(path) for path in found["profiles"]]
     for path in paths:
         waited_s += tune_network(read_profile(path), request, nodes_here())[1]
         stored = read_profile(path)

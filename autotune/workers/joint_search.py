@@ -259,7 +259,7 @@ class _JointSearch:
         # Rounds of the search follow those of the sweep.
         number = len(self.sweep.rounds) + self.tried
         compared = (settings, self.alone)
-        names = [settings_words(one.arguments) for one in compared]
+        names = [settings_words(setting.arguments) for setting in compared]
         windows = [
             NamedWindow(
                 name=name,

@@ -1,4 +1,4 @@
-"""What the answer of each capability must have, beside the exit code 0."""
+"""Checks of the answer of each capability, beside the exit code 0."""
 
 import json
 from typing import Any

@@ -158,7 +158,7 @@ class Workplace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the command of a capability printed, and where it ran."""
+    """Output of the command of a capability, and the place in which it ran."""
 
     answer: dict[str, Any]
     place: Workplace

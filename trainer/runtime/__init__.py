@@ -1,4 +1,4 @@
-"""What every process needs that computes on devices: a training's, and a trial's.
+"""Needs of every process that computes on devices: a training's, and a trial's.
 
 The tuner measures with the code that training runs with, so that a trial waits, counts
 and fails as training does. It is here, apart from training itself: this package imports

@@ -128,14 +128,16 @@ def _void_at_last(
     measured = {
         trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"
     }
-    others = (one for one in now.trials if one.trial.key not in measured)
+    others = (trial for trial in now.trials if trial.trial.key not in measured)
     details = [
-        (one, one.outcome.detail)
-        for one in others
-        if isinstance(one.outcome, Contaminated)
+        (trial, trial.outcome.detail)
+        for trial in others
+        if isinstance(trial.outcome, Contaminated)
     ]
     void = [
-        (one, detail) for one, detail in details if ("slowed down" in detail) == slowed
+        (trial, detail)
+        for trial, detail in details
+        if ("slowed down" in detail) == slowed
     ]
     number = figure(
         "discarded trials", len(void), "count", "trial log", n=len(now.trials)

@@ -24,7 +24,7 @@ ASSUMPTIONS = (
     "assumed: DDP in fp32 with buckets of 25 MiB",
     "the size on each rank stays, so that the global batch grows with the ranks",
 )
-"""What a prediction rests on, besides measurements."""
+"""Assumptions of a prediction, besides measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class OwnScaling:
     rows: tuple[NodesRow, ...]
     """Predictions, by number of nodes."""
     sources: tuple[str, ...]
-    """What they rest on, a sentence each."""
+    """Their assumptions, a sentence each."""
 
 
 def predict_nodes(

@@ -1,4 +1,4 @@
-"""What tuned settings of the bundled trainer are compared with.
+"""Baselines of the tuned settings of the bundled trainer.
 
 ``recipes`` are other settings of the bundled trainer. ``subject`` are other trainers on
 the same model and dataset: transformers' own ``Trainer``, and the trainer of the paper,

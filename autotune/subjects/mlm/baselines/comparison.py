@@ -177,7 +177,9 @@ def _of_other_trainer(
     """
     tuned = subject.config
     of_recipe = differences(recipe, tuned, local_ranks=1)
-    of_trainer = [one for one in of_recipe if one.key in _IN_OTHER_TRAINERS]
+    of_trainer = [
+        difference for difference in of_recipe if difference.key in _IN_OTHER_TRAINERS
+    ]
     values = {
         "micro_batch_size": (micro_batch_size, tuned.micro_batch_size),
         "data.num_workers": (num_workers, tuned.data.num_workers),
