@@ -140,6 +140,7 @@ def test_phases_run_in_order_until_the_report(phases):
     assert phases.reported[1] is None
     assert [step.split()[1:3] for step in result.next_steps] == [
         ["profile", "show"],
+        ["advise", path],
         ["profile", "approve"],
     ]
     assert read_profile(phases.tuning.tuned[0]).path.name == path.rpartition("/")[2]

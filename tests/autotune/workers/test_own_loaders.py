@@ -10,8 +10,9 @@ from autotune.errors import BadInput
 from autotune.subjects.bench import open_subject
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.code_stage import sweep_on
 from autotune.workers.sections import sweep_blocks
+from autotune.workers.stage import sweep_on
+from autotune.workers.windows import windows_of_code
 
 pytestmark = pytest.mark.system
 MODULE = "own_loaders"
@@ -54,7 +55,8 @@ def sweep(bench, tmp_path):
             | changes,
         )
         opened = replace(bench, subject=code, loader_parameters=frozenset(parameters))
-        return sweep_on(opened, code, {}, request, tmp_path / f"{loader}.toml")[0]
+        windows = windows_of_code(code, {}, request, opened)
+        return sweep_on(opened, windows, tmp_path / f"{loader}.toml")[0]
 
     return run
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.subjects.own.subject import FunctionSubject
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 pytestmark = pytest.mark.system
 
 
