@@ -25,19 +25,16 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.window_statistics import scaled_residuals, trimmed_mean
+from autotune.memory.stage import probe_all
 from autotune.profiles.store import read_profile
 from autotune.search.configuration import Configuration
 from autotune.search.decide.configuration_space import without_size
 from autotune.search.request import ExploreRequest
-from autotune.search.trainer_step import explore_request
 from autotune.search.windows import WindowLength
 from autotune.subjects.bench import SubjectBench, open_subject
-from autotune.subjects.mlm.memory.probe import ProbeRequest
-from autotune.subjects.mlm.memory.stage import (
-    probe_models,
-    requested_config,
-    requested_subject,
-)
+from autotune.subjects.mlm.memory.probe import MlmProbeRequest
+from autotune.subjects.mlm.memory.probe_requests import requested_config
+from autotune.subjects.mlm.search import explore_request
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
@@ -224,14 +221,14 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         "seq_length_tokens": case.seq_length_tokens,
         "global_batch_tokens": case.global_batch_tokens,
     }
-    probe_request = ProbeRequest(
+    probe_request = MlmProbeRequest(
         config=requested_config(case.settings, **step),
         data=data,
         reports=place / "reports",
         memory_bytes=2**30,
     )
-    with open_subject("cpu", requested_subject(probe_request), data) as bench:
-        (probed,) = probe_models(bench, [probe_request], place / "profiles")
+    with open_subject("cpu", probe_request.requested_subject(), data) as bench:
+        (probed,) = probe_all(bench, [probe_request], place / "profiles")
         stored = read_profile(probed.path)
         windows = SweepRequest(
             data=data, reports=place / "reports", budget_s=60e6, window_s=WINDOW_S

@@ -26,7 +26,7 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.evidence.network import MIB, GradientSync
 from autotune.network.decide.step_model import compute_of, step_time
-from autotune.network.measure import NetworkRequest, NetworkTuning
+from autotune.subjects.mlm.network.measure import NetworkRequest, NetworkTuning
 from autotune.trials.job_figures import GradientSyncFigures
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.runner import TrialRunner

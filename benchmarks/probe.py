@@ -25,7 +25,7 @@ from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import overheads_on_cpu
 from autotune.memory.size_search import SizeSearch
-from autotune.subjects.mlm.memory.probe import FIT_STEPS, Probe, ProbeRequest
+from autotune.subjects.mlm.memory.probe import FIT_STEPS, MlmProbe, MlmProbeRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
@@ -93,7 +93,9 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], list[Any]]:
+def _ours(
+    probe: MlmProbe, machine: ForkServerMachine
+) -> tuple[dict[str, Any], list[Any]]:
     with tempfile.TemporaryDirectory(prefix="probe-") as place:
         runner = TrialRunner(
             machine=machine,
@@ -124,7 +126,7 @@ def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], lis
     ]
 
 
-def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
+def _is_exact(probe: MlmProbe, machine: ForkServerMachine, rows: int) -> bool:
     outcomes = {
         size: [
             machine.run(
@@ -141,11 +143,11 @@ def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
     }
 
 
-def _probe(case: Case) -> Probe:
+def _probe(case: Case) -> MlmProbe:
     config = TrainConfig.model_validate(
         {"precision": "fp32", **case.config, "layout": "padded", "device": "cpu"}
     )
-    request = ProbeRequest(
+    request = MlmProbeRequest(
         config=config,
         data=Path(),
         reports=Path(),
@@ -154,8 +156,8 @@ def _probe(case: Case) -> Probe:
         max_size=MAX_MICRO_BATCH_SIZE,
         trial_timeout_s=TRIAL_TIMEOUT_S,
     )
-    return Probe(
-        limits=request,
+    return MlmProbe(
+        request=request,
         config=config,
         manifest=synthetic_manifest(case.vocab_size),
         memory_budget_bytes=case.memory_budget_bytes,

@@ -18,9 +18,9 @@ from autotune.api.opened_bench import MeasuredIn, opened_bench
 from autotune.api.shown_progress import Progress
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S
 from autotune.machine.measured_device import DeviceChoice
-from autotune.memory.code_probe import CodeProbeRequest, prepare_code
-from autotune.memory.probe_limits import MAX_SIZE
+from autotune.memory.probe_request import MAX_SIZE
 from autotune.memory.stage import run_probe
+from autotune.memory.subject_probe import SubjectProbeRequest
 from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.own.subject import SIZE, WRAPPED, FunctionSubject
 from autotune.subjects.subject import Argument
@@ -61,7 +61,7 @@ class BatchSize:
 class _Search:
     """Limits, device and progress of a search, for any function."""
 
-    limits: CodeProbeRequest
+    limits: SubjectProbeRequest
     """Limits of the probe. Its subject only has the fixed arguments."""
     device: DeviceChoice
     progress: Progress
@@ -161,7 +161,7 @@ def find_batch_size(
             "headroom must be at least 0 and below 1, max_size and starting_batch_size"
             " at least 1"
         )
-    limits = CodeProbeRequest(
+    limits = SubjectProbeRequest(
         measures_throughput=False,
         subject=FunctionSubject(arguments=dict(arguments or {})),
         reports=Path(reports),
@@ -212,7 +212,7 @@ def _largest_size(
         search.progress,
     ) as bench:
         (profile_path,) = profile_paths(None, [subject.name], bench.site.name)
-        probe = prepare_code(bench, request)
+        probe = request.prepare(bench)
         size, evidence, runner = run_probe(bench, probe, profile_path)
     return BatchSize(
         value=size,

@@ -17,7 +17,7 @@ from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.subject import Argument
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.stage import sweep_on
-from autotune.workers.windows import windows_of_code
+from autotune.workers.windows import windows_of_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def find_num_workers(
         progress,
     ) as bench:
         (profile_path,) = profile_paths(None, [subject.name], bench.site.name)
-        windows = windows_of_code(subject, {}, request, bench)
+        windows = windows_of_subject(subject, {}, request, bench)
         evidence, _ = sweep_on(bench, windows, profile_path)
     return _result(
         evidence, "this process" if runs_in_this_process else "fresh processes"

@@ -9,7 +9,7 @@ from autotune.base.defaults import BASELINE_ROUNDS
 from autotune.base.files import write_atomically
 from autotune.baseline.contender import Contender
 from autotune.baseline.measure import BaselineRunner
-from autotune.baseline.sides import Side, open_side
+from autotune.baseline.side import Side, open_side
 from autotune.errors import BadInput
 from autotune.evidence.baseline import BaselineEvidence
 from autotune.machine.measured_device import DeviceChoice
@@ -93,9 +93,7 @@ def compare_profiles(
     side = open_side(bench, stored, request)
     contenders = [side.tuned()]
     for other in others:
-        other_request = request
-        if other.profile.has_train:
-            other_request = replace(request, data=other.data_dir(data))
+        other_request = replace(request, data=other.data_dir(data))
         with _imported(bench, other, other_request) as imported:
             other_side = open_side(imported, other, other_request)
         contenders.append(other_side.tuned(other.path.stem))

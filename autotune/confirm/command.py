@@ -99,17 +99,15 @@ def _opened(
     stored: "StoredProfile", request: "SweepRequest"
 ) -> "Iterator[ConfirmedTraining]":
     """Open this machine for training from a profile of any subject."""
-    from autotune.confirm.code_training import CodeTraining
-    from autotune.confirm.trainer_training import TrainerTraining
+    from autotune.confirm.subject_training import training_of
     from autotune.subjects.bench import open_subject
     from autotune.subjects.registry import profile_subject
 
     profile = stored.profile
-    training = TrainerTraining if profile.has_train else CodeTraining
     with open_subject(
         profile.device,
         profile_subject(profile, request.data),
         request.data,
         import_timeout_s=request.trial_timeout_s,
     ) as bench:
-        yield training.of(bench, stored, request)
+        yield training_of(bench, stored, request)

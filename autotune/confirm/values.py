@@ -1,4 +1,4 @@
-"""Requests for the training that ends a confirmation."""
+"""Request for the training that ends a confirmation."""
 
 from typing import ClassVar, Literal
 
@@ -6,26 +6,10 @@ from pydantic import PositiveFloat, PositiveInt
 
 from autotune.trials.values import JobName, TrialRequest
 from autotune.workers.values import CallTable
-from trainer.formats.train_config import TrainConfig
 
 
-class ShortTrainingRequest(TrialRequest):
-    """Request for a short training by the trainer's own command."""
-
-    job: ClassVar[JobName] = "short_training"
-
-    config: TrainConfig
-    """Settings of the profile."""
-    seconds: PositiveFloat
-    """Time from the start of the processes until they are ended."""
-    step_s: PositiveFloat
-    """Expected time of an optimizer step."""
-    local_ranks: PositiveInt
-    """Ranks on this node."""
-
-
-class CodeTrainingRequest(TrialRequest):
-    """Request for a short training by functions of yours, in a fresh process."""
+class SubjectTrainingRequest(TrialRequest):
+    """Request for a short training by a subject's functions, in a fresh process."""
 
     job: ClassVar[JobName] = "short_training"
 

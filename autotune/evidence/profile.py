@@ -400,8 +400,7 @@ def update_profile(
     *,
     command: str,
     evidence: Mapping[str, object],
-    train: TrainConfig | None = None,
-    settings: Mapping[str, Argument] | None = None,
+    changed: Profile | None = None,
     dropped_commands: Sequence[str] = (),
     provenance: Mapping[str, object] | None = None,
 ) -> Profile:
@@ -414,19 +413,12 @@ def update_profile(
         profile: Profile to update.
         command: Command that ran, which becomes the newest of the recorded commands.
         evidence: New tables of the evidence, by their names.
-        train: Settings of the bundled trainer; None keeps the profile's.
-        settings: Settings of another subject to add or replace; None changes none.
+        changed: The profile with other settings; None keeps them.
         dropped_commands: Commands whose evidence is dropped, and which are no longer
             recorded.
         provenance: New fields of the provenance, by their names; None changes none.
     """
-    changed = profile
-    if train is not None:
-        changed = changed.with_train(train)
-    if settings is not None:
-        changed = changed.model_copy(
-            update={"settings": {**profile.settings, **settings}}
-        )
+    changed = changed or profile
     dropped = list(dropped_commands)
     if changed != profile:
         # They hold only for the settings that they were measured with.

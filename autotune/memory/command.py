@@ -3,9 +3,7 @@
 ``autotune probe`` measures it, and ``autotune estimate`` predicts it.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +16,7 @@ from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import ExceedsMemory, UsageError
 
 if TYPE_CHECKING:
-    from autotune.subjects.mlm.memory.probe import ProbeRequest
+    from autotune.subjects.mlm.memory.probe import MlmProbeRequest
 
 _OWN_STEP_OPTIONS = frozenset(
     {
@@ -173,11 +171,9 @@ def probe(
     """
     from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
-    from autotune.memory.probe_limits import check_budgets
-    from autotune.subjects.bench import open_subject
+    from autotune.memory.stage import probe_subjects
     from autotune.subjects.mlm.memory.probe_requests import probe_requests
     from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
-    from autotune.subjects.mlm.memory.stage import probe_models, requested_subject
     from autotune.trials.study import check_study_file
 
     if study_file is not None:
@@ -202,17 +198,7 @@ def probe(
     )
     if job.submitted_or_rejected(context, _probe_job(requests, options, job, out)):
         return
-    with open_subject(
-        options.device,
-        requested_subject(requests[0]),
-        options.data,
-        check=partial(check_budgets, requests),
-    ) as bench:
-        # The time limit counts from here, without the time for opening the bench.
-        budget_ends_s = None
-        if time_limit_s is not None:
-            budget_ends_s = time.time() + time_limit_s
-        probed = probe_models(bench, requests, out, budget_ends_s)
+    probed = probe_subjects(options.device, requests, out, time_limit_s=time_limit_s)
     if job.as_json:
         answer = {"models": [probe_answer(model) for model in probed]}
         print(answer_json(answer))
@@ -228,9 +214,10 @@ def _probe_own_step(
 ) -> None:
     """Find the largest size of your own step, for each combination of arguments."""
     from autotune.base.answer_json import answer_json
-    from autotune.memory.code_probe import CodeProbeRequest, probe_code
-    from autotune.memory.probe_limits import MAX_SIZE
+    from autotune.memory.probe_request import MAX_SIZE
     from autotune.memory.sections.own_step import own_probe_text
+    from autotune.memory.stage import probe_subjects
+    from autotune.memory.subject_probe import SubjectProbeRequest
     from autotune.profiles.sections import written_answer
     from autotune.subjects.requested import requested_subjects
 
@@ -248,7 +235,7 @@ def _probe_own_step(
         max_size = MAX_SIZE
     probes = tuple(
         opt.make_request(
-            CodeProbeRequest,
+            SubjectProbeRequest,
             context,
             subject=subject,
             ranks=options.ranks or 1,
@@ -268,9 +255,9 @@ def _probe_own_step(
     )
     if job.submitted_or_rejected(context, job_request):
         return
-    time_limit_s: float | None = context.params["time_limit_s"]
-    ends_s = None if time_limit_s is None else time.time() + time_limit_s
-    written = probe_code(options.device, probes, out, ends_s=ends_s)
+    written = probe_subjects(
+        options.device, probes, out, time_limit_s=context.params["time_limit_s"]
+    )
     if job.as_json:
         print(answer_json({"steps": [written_answer(profile) for profile in written]}))
     else:
@@ -278,7 +265,7 @@ def _probe_own_step(
 
 
 def _probe_job(
-    requests: "Sequence[ProbeRequest]",
+    requests: "Sequence[MlmProbeRequest]",
     options: opt.ProbeOptions,
     job: JobOptions,
     out: Path | None,

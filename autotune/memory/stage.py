@@ -1,28 +1,21 @@
 """The probe phase of a tuning: the largest size of any subject, as a profile."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 from autotune.base.files import check_writable
-from autotune.base.log import LOG
-from autotune.base.units import format_bytes
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Constraints, Evidence, Profile
-from autotune.machine.gpu_models import RESERVE_BYTES
-from autotune.machine.measured_device import MeasuredDevice
-from autotune.memory.decide.overheads import (
-    OverheadsRange,
-    overheads_on_cpu,
-    overheads_on_gpu,
-)
+from autotune.machine.measured_device import DeviceChoice
 from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import probe_subject
-from autotune.memory.probe_limits import ProbeLimits
-from autotune.memory.size_probe import SizeProbe
+from autotune.memory.probe_request import PreparedProbe, ProbeRequest, check_budgets
+from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.store import WrittenProfile, keep_workers, write_profile
-from autotune.subjects.bench import SubjectBench
+from autotune.subjects.bench import SubjectBench, open_subject
 from autotune.subjects.new_profile import new_profile
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
@@ -30,61 +23,6 @@ from autotune.trials.values import FinishedTrial
 
 _EXPECTED_TRIALS = 12
 """Usual number of trials of a probe, for its progress bar."""
-
-
-class PreparedProbe(Protocol):
-    """A subject's contribution to its probe on a known machine."""
-
-    @property
-    def limits(self) -> ProbeLimits:
-        """The limits as they were requested."""
-
-    @property
-    def memory_budget_bytes(self) -> int:
-        """Memory that each rank may use."""
-
-    def size_probe(self) -> SizeProbe:
-        """Return the search for the largest size, with the trace of a step."""
-
-    def settings_at(self, size: int, path: Path) -> Mapping[str, Any]:
-        """Return the tables of a profile that have the settings at a size.
-
-        They are ``train`` for the bundled trainer, else ``settings``.
-
-        Args:
-            size: The chosen size.
-            path: Path of the profile.
-        """
-
-    @property
-    def global_batch_tokens(self) -> int | None:
-        """Non-padding tokens of an optimizer step on all ranks.
-
-        None if the step decides it.
-        """
-
-
-def tell_budget(site: MeasuredDevice, probe: PreparedProbe, name: str) -> None:
-    """Report the memory budget of a probe, and what a default budget leaves free."""
-    left = ""
-    if site.gpu is not None and probe.limits.memory_bytes is None:
-        left = (
-            f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget"
-            " with --memory)"
-        )
-    LOG.info(
-        "%s: memory budget %s per rank%s",
-        name,
-        format_bytes(probe.memory_budget_bytes),
-        left,
-    )
-
-
-def overheads_range(site: MeasuredDevice, ranks: int) -> OverheadsRange:
-    """Return the memory that a traced step needs in addition on a device."""
-    if site.gpu is None:
-        return overheads_on_cpu()
-    return overheads_on_gpu(site.gpu.compute_capability, ranks, site.cuda_bytes)
 
 
 def run_probe(
@@ -117,7 +55,7 @@ def run_probe(
     """
     with bench.display.show(f"probe {bench.subject.words}") as update:
         runner = bench.runner(
-            report_directory(path, probe.limits.reports),
+            report_directory(path, probe.request.reports),
             bench.fingerprint,
             update,
             _EXPECTED_TRIALS,
@@ -154,7 +92,7 @@ def profile_of_probe(
         command="probe",
         constraints=Constraints(
             memory_budget_bytes=probe.memory_budget_bytes,
-            headroom_share=probe.limits.headroom_share,
+            headroom_share=probe.request.headroom_share,
             global_batch_tokens=probe.global_batch_tokens,
         ),
         evidence=Evidence(probe=evidence),
@@ -183,3 +121,61 @@ def probe_one(
     profile = keep_workers(profile, path)
     previous = write_profile(path, profile)
     return WrittenProfile(path=path, profile=profile, trials=trials, previous=previous)
+
+
+def probe_subjects(
+    device: DeviceChoice,
+    requests: Sequence[ProbeRequest],
+    out: Path | None,
+    *,
+    time_limit_s: float | None = None,
+) -> list[WrittenProfile]:
+    """Probe subjects of the same code, and write each profile before the next probe.
+
+    Args:
+        device: Device as you chose it.
+        requests: One for each subject: models of one dataset, or your functions with
+            each combination of arguments.
+        out: File or directory of the profiles; None for the default.
+        time_limit_s: Time after which no trial begins, without that for opening the
+            machine; None without a limit.
+
+    Raises:
+        OutOfTime: If the time is up before a size of every subject ran.
+        ExceedsMemory: If not even size 1 of a subject fits.
+        Undecided: If trials failed for another reason than memory.
+    """
+    first = requests[0]
+    with open_subject(
+        device,
+        first.requested_subject(),
+        first.data_dir or Path(),
+        import_timeout_s=first.trial_timeout_s,
+        check=partial(check_budgets, requests),
+    ) as bench:
+        ends_s = None if time_limit_s is None else time.time() + time_limit_s
+        return probe_all(bench, requests, out, ends_s=ends_s)
+
+
+def probe_all(
+    bench: SubjectBench,
+    requests: Sequence[ProbeRequest],
+    out: Path | None,
+    *,
+    ends_s: float | None = None,
+) -> list[WrittenProfile]:
+    """Probe subjects on an open machine, as ``probe_subjects`` does.
+
+    Args:
+        bench: Machine that runs the trials, open for the first subject.
+        requests: One for each subject.
+        out: File or directory of the profiles; None for the default.
+        ends_s: Time after which no trial begins, in seconds since 1970.
+    """
+    paths = profile_paths(out, [request.name for request in requests], bench.site.name)
+    written = []
+    for request, path in zip(requests, paths, strict=True):
+        probe = request.prepare(bench)
+        subject_bench = replace(bench, subject=probe.subject)
+        written.append(probe_one(subject_bench, probe, path, ends_s=ends_s))
+    return written

@@ -77,10 +77,11 @@ def network(
     from autotune.base.answer_json import answer_json
     from autotune.network.scaling import Assumed, known_of, ranks_of
     from autotune.network.sections import network_text, scaling_text
-    from autotune.network.stage import nodes_here, scale_profile, tune_network
+    from autotune.network.stage import measure_network, nodes_here
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job, sweep_request
     from autotune.profiles.store import read_profile
+    from autotune.subjects.mlm.network.stage import scale_profile
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
 
@@ -168,7 +169,7 @@ def network(
             "network", stored.profile.train.device, request.window_s, time_limit_s
         )
     )
-    measured, _ = tune_network(stored, request, count or nodes_here())
+    measured, _ = measure_network(stored, request, count or nodes_here())
     print(
         answer_json(measured) if job.as_json else network_text(measured, sweep.profile)
     )
@@ -184,7 +185,7 @@ def _measure_own(
     """Measure the links, and a step of yours on one rank and on all of them."""
     from autotune.base.answer_json import answer_json
     from autotune.network.sections import network_text
-    from autotune.network.stage import measure_own_network
+    from autotune.network.stage import measure_network
     from autotune.profiles.measuring_commands import profile_job
 
     subject = stored.profile.subject
@@ -194,7 +195,7 @@ def _measure_own(
     ):
         return
     nodes = counts[0] if counts else 1
-    measured, _ = measure_own_network(stored, request, nodes)
+    measured, _ = measure_network(stored, request, nodes)
     print(answer_json(measured) if job.as_json else network_text(measured, stored.path))
 
 

@@ -1,43 +1,28 @@
-"""The network phase of a tuning, and measured steps on several nodes.
-
-The phase finds the fastest gradient synchronisation.
-"""
+"""The network phase of a tuning: links between ranks, and what they cost in a step."""
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.base.answer_json import jsonable
 from autotune.base.files import write_atomically
 from autotune.base.log import LOG
 from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.errors import BadInput, MachineLacks, NotCheckable
-from autotune.evidence.network import NetworkEvidence, ScalingRow
-from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.network import NetworkEvidence
 from autotune.machine.measured_device import DeviceChoice, local_ranks
-from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.link_measurement import measure_links
-from autotune.network.measure import (
-    NetworkRequest,
-    NetworkTuning,
-    measured_row,
-    parallel_settings,
-)
 from autotune.network.own_step import ROUNDS, measure_on_ranks, own_evidence
-from autotune.network.scaling import evidence, predict_scaling, with_measured
-from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.profiles.local_probe import require_local, require_local_probe
+from autotune.profiles.local_probe import require_local
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.subjects.bench import SubjectBench, open_subject, with_subject
-from autotune.subjects.mlm.gradient_sync import tokens_of_epoch, with_global_batch
+from autotune.subjects.bench import SubjectBench, open_subject
+from autotune.subjects.parts import part_of
 from autotune.subjects.registry import profile_subject
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.opened_bench import open_measured_device
@@ -46,8 +31,6 @@ from autotune.trials.rounds import Rounds
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench, Display
 from autotune.trials.trial_log import report_directory
-from trainer.formats.events import utc_now
-from trainer.formats.progress import progress
 
 
 def nodes_here() -> int:
@@ -142,114 +125,46 @@ def open_ranks(
             )
 
 
-@contextlib.contextmanager
-def open_multirank(
-    stored: StoredProfile,
-    data_dir: Path,
-    scratch_parent: Path,
-    nodes: int,
-    ranks: int | None,
-    *,
-    alone: bool = False,
-    warns_if_busy: bool = True,
-) -> Iterator[SubjectBench]:
-    """Start ranks for trials of a profile's subject, as ``open_ranks`` does."""
-    subject = profile_subject(stored.profile, data_dir)
-    with open_ranks(
-        stored.profile.device,
-        data_dir,
-        scratch_parent,
-        nodes,
-        ranks,
-        alone=alone,
-        warns_if_busy=warns_if_busy,
-    ) as bench:
-        yield with_subject(bench, subject)
-
-
-def tune_network(
+def measure_network(
     stored: StoredProfile,
     request: SweepRequest,
     nodes: int,
-    display: Display | None = None,
-) -> tuple[NetworkEvidence, float]:
-    """Measure gradient synchronisation for the profile.
-
-    Returns:
-        The evidence, and seconds of waiting for the ranks.
-
-    Raises:
-        BadInput: If there are fewer nodes than requested, or fewer sequences in a
-            global batch than ranks.
-        MachineLacks: If ranks cannot be started.
-        ProfileRejected: If the profile is of another machine, model or dataset.
-        Undecided: If links or steps could not be measured.
-    """
-    train, place = stored.profile.train, report_directory(stored.path, request.reports)
-    ranks = request.local_ranks or require_local_probe(stored).local_ranks
-    with open_multirank(
-        stored,
-        request.data,
-        place,
-        nodes,
-        ranks,
-        warns_if_busy=display is None,
-    ) as opened:
-        bench = opened if display is None else replace(opened, display=display)
-        probe = require_local_probe(stored, bench.fingerprint)
-        asked = _network_request(
-            stored, probe, request, nodes, local_ranks(bench.site, ranks)
-        )
-        with bench.phase("network", stored.path, request, 20) as runner:
-            tuning = NetworkTuning(request=asked, runner=runner)
-            tuning.run()
-    found = evidence(tuning)
-    chosen = tuning.fastest()[0].candidate
-    parallel = train.parallel.model_copy(
-        update=parallel_settings(chosen.sync, found.ranks_per_node)
-    )
-    train = train.model_copy(
-        update={
-            "parallel": parallel,
-            "micro_batch_size": tuning.micro_batch_size(chosen),
-        }
-    )
-    write_atomically(
-        stored.path,
-        profile_to_toml(add_evidence(stored.profile, "network", found, runner, train)),
-    )
-    return found, bench.server.waited_s
-
-
-def measure_own_network(
-    stored: StoredProfile,
-    request: SweepRequest,
-    nodes: int,
-    *,
     bench: SubjectBench | None = None,
     display: Display | None = None,
 ) -> tuple[NetworkEvidence, float]:
-    """Measure the links of ranks, and a step of yours on one rank and on all of them.
-
-    The evidence is written into the profile.
+    """Measure links and steps on several ranks, and write the evidence into a profile.
 
     Args:
-        stored: Profile of your own code.
+        stored: Profile of any subject.
         request: Number of ranks, and time limits.
-        nodes: Number of nodes, which must be 1.
-        bench: A bench that has imported your code; None opens one.
+        nodes: Number of nodes.
+        bench: A bench of the subject; None opens one if it is needed.
         display: Shows the progress; None shows it in one line.
 
     Returns:
         The evidence, and seconds of waiting for the ranks.
 
     Raises:
-        NotCheckable: If several nodes are requested, or the size is not known.
+        NotCheckable: If the subject is not measured on several nodes, or the size is
+            not known.
+        BadInput: If your code fails on several ranks, there are fewer nodes than
+            requested, or a global batch has fewer sequences than ranks.
         MachineLacks: If ranks cannot be started.
-        ProfileRejected: If the profile is of another machine, or your code has changed.
-        BadInput: If your code fails on several ranks.
+        ProfileRejected: If the profile is of another machine, subject or dataset.
         Undecided: If links or steps could not be measured.
     """
+    measure = part_of(stored.profile.subject.kind, "network", _measure_step)
+    return measure(stored, request, nodes, bench, display)
+
+
+def _measure_step(
+    stored: StoredProfile,
+    request: SweepRequest,
+    nodes: int,
+    bench: SubjectBench | None,
+    display: Display | None,
+) -> tuple[NetworkEvidence, float]:
+    """Measure the links of ranks, and the step on one rank and on all of them."""
     if nodes > 1:
         raise NotCheckable(
             f"your own step is measured on one node, and --nodes {nodes} was requested",
@@ -299,122 +214,3 @@ def measure_own_network(
             profile_to_toml(add_evidence(stored.profile, "network", found, runner)),
         )
     return found, together.server.waited_s
-
-
-def _network_request(
-    stored: StoredProfile,
-    probe: ProbeEvidence,
-    request: SweepRequest,
-    nodes: int,
-    ranks_per_node: int,
-) -> NetworkRequest:
-    train, before = stored.profile.train, stored.profile.evidence.network
-    if before is not None:
-        # Start from the probed micro-batch and not from an earlier choice, so that its
-        # trials are reused.
-        train = train.model_copy(
-            update={"micro_batch_size": before.default_micro_batch_size}
-        )
-    train = with_global_batch(train, request.data)
-    every = nodes * ranks_per_node
-    if train.global_batch_size < every:
-        what = (
-            f"a global batch of {train.global_batch_size} sequences is too small for"
-            f" {every} ranks"
-        )
-        next_step = (
-            "Use fewer ranks (--ranks, --nodes), or probe again with a larger"
-            " --global-batch-tokens."
-        )
-        raise BadInput(what, next_step=next_step)
-    most = with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
-    return NetworkRequest(
-        config=train,
-        data_dir=str(request.data.resolve()),
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        max_micro_batch_size=max(train.micro_batch_size, most),
-        tokens_per_sequence=probe.tokens_per_sequence,
-        budget_s=request.budget_s,
-        trial_timeout_s=request.trial_timeout_s,
-    )
-
-
-def scale_profile(
-    stored: StoredProfile,
-    known: ScalingModel,
-    counts: Sequence[int],
-    *,
-    data: Path | None,
-    reports: Path,
-    trial_timeout_s: float,
-) -> Scaling:
-    """Predict training on each number of nodes, and measure it if possible.
-
-    It is measured on the numbers of nodes that this job has. The prediction is written
-    before the measurement, so that it cannot be fitted afterwards.
-    """
-    place, sequences = report_directory(stored.path, reports), None
-    directory, probe = stored.existing_data_dir(data), stored.profile.evidence.probe
-    if probe is not None and directory is not None:
-        sequences = tokens_of_epoch(directory) / probe.tokens_per_sequence
-    predicted = predict_scaling(
-        stored.profile.train.model.name, known, counts, sequences
-    )
-    kept = {"predicted_utc": utc_now(), **jsonable(predicted)}
-    write_atomically(
-        place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n"
-    )
-    there, measured = nodes_here(), {}
-    for row in predicted.rows:
-        if 1 < there >= row.nodes:
-            step = _on_nodes(
-                stored,
-                known,
-                row,
-                stored.data_dir(data),
-                place,
-                trial_timeout_s=trial_timeout_s,
-            )
-            measured[row.nodes] = step
-            told = f"{step.step_s:.4g} s per step, predicted {row.step_s:.4g} s"
-            LOG.info("%s: %s: %s", predicted.name, plural(row.nodes, "node"), told)
-    return with_measured(predicted, measured) if measured else predicted
-
-
-def _on_nodes(
-    stored: StoredProfile,
-    known: ScalingModel,
-    row: ScalingRow,
-    data_dir: Path,
-    place: Path,
-    *,
-    trial_timeout_s: float,
-) -> ScalingRow:
-    """Measure steps on the row's number of nodes.
-
-    They use the gradient synchronisation predicted to be fastest there.
-    """
-    train, load = stored.profile.train, known.load
-    # As predicted: another number changes the batch split.
-    ranks = known.network.ranks_per_node
-    with open_multirank(stored, data_dir, place, row.nodes, ranks, alone=True) as bench:
-        request = NetworkRequest(
-            config=train.model_copy(
-                update={"global_batch_size": load.global_batch_size}
-            ),
-            data_dir=str(data_dir.resolve()),
-            nodes=row.nodes,
-            ranks_per_node=ranks,
-            max_micro_batch_size=load.max_micro_batch_size,
-            tokens_per_sequence=load.tokens_per_sequence,
-            budget_s=trial_timeout_s,
-            trial_timeout_s=trial_timeout_s,
-        )
-        with progress(
-            f"scale {train.model.name}, {plural(row.nodes, 'node')}"
-        ) as update:
-            runner = bench.runner(place, bench.fingerprint, update, expected_trials=1)
-            return measured_row(
-                NetworkTuning(request=request, runner=runner), known, row, steps=8
-            )

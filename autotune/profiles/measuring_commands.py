@@ -32,7 +32,7 @@ def sweep_request(
         BadConfig: If no dataset is named.
     """
     return SweepRequest(
-        data=stored.data_dir(options.data) if stored.profile.has_train else Path(),
+        data=stored.data_dir(options.data),
         reports=reports,
         budget_s=time_limit_s,
         local_ranks=options.ranks,

@@ -17,7 +17,6 @@ from autotune.trials.decide.own_records import own_records
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import FinishedTrial
 from trainer.formats.events import utc_now
-from trainer.formats.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ def add_evidence(
     | ConfirmEvidence
     | BaselineEvidence,
     runner: TrialRunner,
-    train: TrainConfig | None = None,
+    changed: Profile | None = None,
 ) -> Profile:
     """Return the profile with a command's evidence, in place of its earlier one.
 
@@ -95,7 +94,7 @@ def add_evidence(
         command: Command that measured, whose name is that of its table of evidence.
         evidence: Evidence of the command.
         runner: Runner of its trials, with the trial log.
-        train: Settings to train with; None keeps the profile's.
+        changed: The profile with other settings; None keeps them.
     """
     provenance = trial_log_provenance(
         runner, profile.fingerprint, profile.seq_length_tokens
@@ -104,6 +103,6 @@ def add_evidence(
         profile,
         command=command,
         evidence={command: evidence},
-        train=train,
+        changed=changed,
         provenance={"created_utc": utc_now(), **provenance},
     )

@@ -37,12 +37,13 @@ class StoredProfile:
         """Return the directory of the dataset, which need not exist.
 
         It is ``override``, else the environment variable AUTOTUNE_DATA, else the path
-        in the profile.
+        in the profile; the working directory if the subject has its own data.
 
         Raises:
             BadConfig: If none of the three names a dataset.
-            NotCheckable: If the profile is not of the bundled trainer.
         """
+        if not self.profile.has_train:
+            return Path()
         directory, _ = find_data(self.path, self.profile.train, override)
         return directory
 
@@ -131,16 +132,16 @@ def read_tables(path: Path) -> dict[str, Any]:
     return read_profile_tables(path, "subject")
 
 
-def known_profile(path: Path, here: Fingerprint) -> Profile | None:
+def known_profile(path: Path, here: Fingerprint) -> StoredProfile | None:
     """Return the profile at a path if it was measured here, with the same subject.
 
     Returns:
         The profile; None if there is none, or one of another subject or machine.
     """
-    profile = _readable_profile(path)
-    if profile is None or profile.fingerprint != here:
+    stored = _readable_profile(path)
+    if stored is None or stored.profile.fingerprint != here:
         return None
-    return profile
+    return stored
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
@@ -149,18 +150,18 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
     So a repeated probe does not lose the sweep. The sweep is kept only if it was
     measured on this machine, with exactly the settings of the new profile.
     """
-    old = known_profile(path, profile.fingerprint)
-    if old is None:
+    stored = known_profile(path, profile.fingerprint)
+    if stored is None:
         return profile
-    workers = old.evidence.workers
+    workers = stored.profile.evidence.workers
     # Workers that suffice for one step may not for a faster one.
-    with_sweep = _with_loader_settings(profile, old)
+    with_sweep = _with_loader_of(profile, stored.profile)
     if workers is None or with_sweep is None:
         return profile
     return update_profile(with_sweep, command="workers", evidence={"workers": workers})
 
 
-def _with_loader_settings(profile: Profile, old: Profile) -> Profile | None:
+def _with_loader_of(profile: Profile, old: Profile) -> Profile | None:
     """Return the profile with the loader, and the loader's settings, of an older one.
 
     Returns:
@@ -212,6 +213,16 @@ def before_sweep(profile: Profile) -> TrainConfig:
     return with_data(profile.train, before)
 
 
+def with_loader_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
+    """Return the profile with the loader settings that a worker sweep chose.
+
+    They take the place of those that an earlier sweep chose.
+    """
+    if profile.has_train:
+        return profile.with_train(with_data(before_sweep(profile), settings))
+    return profile.model_copy(update={"settings": {**profile.settings, **settings}})
+
+
 def write_profile(path: Path, profile: Profile) -> Path | None:
     """Write a profile, and keep a different one at that path as ``.previous.toml``.
 
@@ -234,17 +245,18 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
 
 def _has_content(path: Path, profile: Profile) -> bool:
     """Return whether a file has the content of a profile, whatever its provenance."""
-    old = _readable_profile(path)
-    if old is None:
+    stored = _readable_profile(path)
+    if stored is None:
         return False
+    old = stored.profile
     # The provenance has the time of writing, which always differs.
     return old.model_copy(update={"provenance": profile.provenance}) == profile
 
 
-def _readable_profile(path: Path) -> Profile | None:
+def _readable_profile(path: Path) -> StoredProfile | None:
     """Return the profile at a path; None if there is none that can be read."""
     try:
-        return read_profile(path).profile
+        return read_profile(path)
     except (TrainerError, AutotuneError):
         return None
 

@@ -5,7 +5,6 @@ profile.
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 from autotune.base.files import write_atomically
 from autotune.errors import ExceedsMemory, OutOfTime
@@ -14,57 +13,20 @@ from autotune.evidence.profile import Profile
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
-from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.search.configuration import Configuration
 from autotune.search.decide.configuration_space import at_trained_size, with_size
 from autotune.search.explore_evidence import explore_evidence
 from autotune.search.measure import Exploration
-from autotune.search.request import ExploreRequest
+from autotune.search.step import SearchedStep
 from autotune.search.verification import ConfirmedChoice, confirm, confirm_one_of
-from autotune.subjects.bench import SubjectBench
-from autotune.trials.sweep_request import SweepRequest
 
 EXPECTED_TRIALS = 40
 """Usual number of windows of a search, for the progress display."""
-STUDY_OF_PROBE = "probe of the explored settings"
-"""Name of the Optuna study in which settings to adopt are probed."""
 FOUND = "found by the joint search of the step's settings"
 """Reason for a size that a search chose."""
 
 
-class ExploredStep(Protocol):
-    """A probed step whose settings are searched."""
-
-    @property
-    def bench(self) -> SubjectBench:
-        """Machine on which trials of the step run."""
-
-    @property
-    def stored(self) -> StoredProfile:
-        """The profile, which was probed here."""
-
-    @property
-    def sweep(self) -> SweepRequest:
-        """Length of the windows, and their time budget."""
-
-    def request(self) -> ExploreRequest:
-        """Return the configurations to search, and their windows."""
-
-    def probed(self, candidate: Configuration, ends_s: float | None) -> Profile:
-        """Return the profile of a probe with the settings of a candidate.
-
-        Args:
-            candidate: The settings.
-            ends_s: Time after which no trial begins, in seconds since 1970.
-
-        Raises:
-            ExceedsMemory: If not even size 1 fits.
-            OutOfTime: If the time budget is used up.
-        """
-
-
-def explore(step: ExploredStep) -> ExploreEvidence:
+def explore(step: SearchedStep) -> ExploreEvidence:
     """Search the settings of a step, and write the result into its profile.
 
     Settings that are verified to be faster are probed and adopted.
@@ -92,7 +54,7 @@ def explore(step: ExploredStep) -> ExploreEvidence:
 
 
 def _settle(
-    step: ExploredStep, search: Exploration, choice: ConfirmedChoice
+    step: SearchedStep, search: Exploration, choice: ConfirmedChoice
 ) -> tuple[Profile, ConfirmedChoice]:
     """Probe the settings to adopt.
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.subject_kinds import subject_kinds
-from autotune.errors import BadInput
+from autotune.errors import BadInput, ProfileRejected
 from autotune.evidence.profile import Profile, SubjectTable
+from autotune.profiles.store import StoredProfile
 from autotune.subjects.subject import Argument, Subject
 
 
@@ -52,6 +53,21 @@ def profile_subject(profile: Profile, data: Path = Path()) -> Subject:
         # [train] is its table.
         table = {"config": profile.train, "data": str(data)}
     return subject_class(stored.kind).from_table(table)
+
+
+def require_kind(stored: StoredProfile, subject: Subject) -> None:
+    """Check that a profile is of the kind of a subject.
+
+    Raises:
+        ProfileRejected: If it is of another kind.
+    """
+    kind = stored.profile.subject.kind
+    if kind != subject.kind:
+        raise ProfileRejected(
+            f"{stored.path} is of the kind {kind}, and {subject.words} of the kind"
+            f" {subject.kind}",
+            next_step="Name another directory of profiles: --out DIR",
+        )
 
 
 def argument_names(subject: Subject, settings: Iterable[str]) -> dict[str, str]:

@@ -199,15 +199,16 @@ def _subjects_to_tune(
     Raises:
         UsageError: If options are missing, or cannot be used together.
     """
+    from autotune.tune.subjects import SubjectsToTune
+
     window_s: float = context.params["window_s"]
     study_file: Path | None = context.params["study"]
     if own.step is None:
         own.reject_without_function("autotune tune")
         options.require("tune")
         from autotune.subjects.mlm.memory.probe_requests import probe_requests
-        from autotune.tune.trainer_subjects import ModelsToTune
 
-        return ModelsToTune(
+        return SubjectsToTune(
             probes=probe_requests(
                 options,
                 job.reports,
@@ -219,10 +220,9 @@ def _subjects_to_tune(
             window_s=window_s,
             study_file=study_file,
         )
-    from autotune.memory.code_probe import CodeProbeRequest
-    from autotune.memory.probe_limits import MAX_SIZE
+    from autotune.memory.probe_request import MAX_SIZE
+    from autotune.memory.subject_probe import SubjectProbeRequest
     from autotune.subjects.requested import requested_subjects
-    from autotune.tune.code_subjects import CodeToTune
 
     own.reject_others(context, _OPTIONS_OF_OWN_CODE)
     if "accumulation" in skipped:
@@ -236,7 +236,7 @@ def _subjects_to_tune(
         max_size = MAX_SIZE
     subjects = requested_subjects(own, loader=own.loader, vary=own.vary or ())
     probes = tuple(
-        CodeProbeRequest(
+        SubjectProbeRequest(
             subject=subject,
             reports=job.reports,
             memory_bytes=options.memory_bytes,
@@ -249,7 +249,7 @@ def _subjects_to_tune(
         )
         for subject in subjects
     )
-    return CodeToTune(probes=probes, window_s=window_s, study_file=study_file)
+    return SubjectsToTune(probes=probes, window_s=window_s, study_file=study_file)
 
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
@@ -276,7 +276,7 @@ def tune_between_nodes(
 ) -> None:
     """Measure the network between this job's nodes."""
     from autotune.trials.sweep_request import SweepRequest
-    from autotune.tune.trainer_subjects import measure_between_nodes
+    from autotune.tune.between_nodes import measure_between_nodes
 
     request = SweepRequest(
         data=data,

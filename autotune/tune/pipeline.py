@@ -37,11 +37,12 @@ from autotune.trials.decide.least_time import (
 from autotune.trials.trial_log import report_directory
 from autotune.tune.decide import share_s
 from autotune.tune.live_view import TuningView
+from autotune.tune.next_steps import next_steps
 from autotune.tune.subjects import SubjectsToTune, TunedSubject
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, TuningResult
 
 ORDER: tuple[StageName, ...] = get_args(StageName)
-OF_ONE_SUBJECT = (ExceedsMemory, Undecided, NotCheckable)
+OF_ONE_SUBJECT = (ExceedsMemory, Undecided)
 """Errors of one subject, after which the others are still tuned."""
 REPORT = "report.html"
 OVERRUN_SHARE = 0.2
@@ -112,7 +113,7 @@ class Tuning:
             stages=tuple(self.stages),
             seconds=round(self.view.elapsed_s, 3),
             seconds_in_children=round(self.waited_s, 3),
-            next_steps=self.request.subjects.next_steps(self.tuned, self.request.nodes),
+            next_steps=next_steps(self.tuned, nodes=self.request.nodes),
         )
 
     def _run_phases(self) -> None:
@@ -194,6 +195,10 @@ class Tuning:
                 raise
             if isinstance(error, OutOfTime) and stage.name in BUDGET_WEIGHTS:
                 stage.status = "skipped"  # as one that had no time to begin
+            elif isinstance(error, NotCheckable):
+                # Nothing failed: the subject does not tell what the phase requires.
+                stage.status = "skipped"
+                LOG.info("%s of %s: next: %s", stage.name, stage.model, error.next_step)
             elif isinstance(error, OF_ONE_SUBJECT):
                 self.failed.append(error)
             else:

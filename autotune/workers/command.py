@@ -99,7 +99,7 @@ def workers(
     if loader is not None or own.step is not None or _has_loader(sweep.profile):
         from autotune.subjects.requested import requested_subjects
         from autotune.trials.sweep_request import SweepRequest
-        from autotune.workers.code_stage import loader_to_sweep
+        from autotune.workers.own_loader import loader_to_sweep
 
         own.reject_others(context, kept=_OPTIONS_OF_OWN_LOADER)
         own_request = SweepRequest(
@@ -164,9 +164,14 @@ def _sweep_own(
     """Find the fewest workers of your own loader."""
     from autotune.base.answer_json import answer_json
     from autotune.profiles.sections import written_answer
+    from autotune.profiles.store import read_profile
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.workers.code_stage import known_step_s, sweep_own
-    from autotune.workers.decide.window_time import least_window_s, longer_words
+    from autotune.workers.decide.window_time import (
+        known_step_s,
+        least_window_s,
+        longer_words,
+    )
+    from autotune.workers.own_loader import sweep_own
     from autotune.workers.sections import own_workers_text
 
     loader = subject.code().get("loader", subject.words)
@@ -182,7 +187,8 @@ def _sweep_own(
     if job.submitted_or_rejected(context, job_request):
         return
     # The start of a trial of your code may take longer: a short one is assumed.
-    step_s = known_step_s(subject, out, request)
+    stored = read_profile(out).profile if out.is_file() else None
+    step_s = known_step_s(stored, request.replayed_step_s, request.local_ranks)
     sys.stderr.write(
         sweep_time_text(
             "workers",
@@ -218,11 +224,15 @@ def _sweep_profile(
     from autotune.base.answer_json import answer_json
     from autotune.profiles.measuring_commands import profile_job
     from autotune.subjects.bench import open_subject
-    from autotune.subjects.mlm.workers.stage import count_workers, known_step_s
     from autotune.subjects.registry import profile_subject
     from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.workers.decide.window_time import least_window_s, longer_words
+    from autotune.workers.decide.window_time import (
+        known_step_s,
+        least_window_s,
+        longer_words,
+    )
     from autotune.workers.sections import workers_text
+    from autotune.workers.stage import sweep_loader
 
     train = stored.profile.train
     is_replayed = request.replayed_step_s is not None
@@ -236,7 +246,7 @@ def _sweep_profile(
     if job.submitted_or_rejected(context, job_request):
         return
     device = "cpu" if is_replayed else train.device
-    step_s = known_step_s(train, probe, request)
+    step_s = known_step_s(stored.profile, request.replayed_step_s, request.local_ranks)
     sys.stderr.write(
         sweep_time_text(
             "workers",
@@ -253,7 +263,9 @@ def _sweep_profile(
         request.data,
         without_gpu=without_gpu,
     ) as bench:
-        evidence = count_workers(bench, stored, request)
+        written = sweep_loader(bench, stored, request, stored.path)
+    evidence = written.profile.evidence.workers
+    assert evidence is not None, "a sweep writes its evidence"
     if job.as_json:
         print(answer_json(evidence))
     else:

@@ -4,13 +4,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autotune.base.files import write_atomically
 from autotune.errors import BadInput, OutOfTime
+from autotune.evidence.profile import Constraints, Evidence, Profile, SubjectTable
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import MeasuredDevice
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import (
+    StoredProfile,
+    WrittenProfile,
+    with_functions,
+    with_loader_settings,
+    write_profile,
+)
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.subjects.bench import SubjectBench
+from autotune.subjects.new_profile import new_profile, subject_table
+from autotune.subjects.parts import part_of
 from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import WorkerSweep
+from autotune.workers.probed_windows import windows_of_profile
 from autotune.workers.windows import SubjectWindows
 from autotune.workers.workers_evidence import workers_evidence
 
@@ -36,6 +51,74 @@ def sweep_on(
     ) as runner:
         evidence = sweep_workers(windows, runner, bench.site, f"{path.stem}: workers")
     return evidence, runner
+
+
+def sweep_loader(
+    bench: SubjectBench,
+    stored: StoredProfile | None,
+    request: SweepRequest,
+    path: Path,
+) -> WrittenProfile:
+    """Find the fewest workers of a subject's loader, and write them into a profile.
+
+    Args:
+        bench: Machine on which trials of the subject run.
+        stored: Profile to add to; None writes a new one.
+        request: Windows to measure, with their time budget.
+        path: Path of the profile.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, subject or dataset.
+        BadInput: If it is not known with which size to measure.
+        OutOfTime: If the deadline leaves no time for the first three rounds.
+        Undecided: If a window failed.
+    """
+    windows_of = part_of(bench.subject.kind, "windows", windows_of_profile)
+    windows = windows_of(bench, stored, request, path)
+    evidence, runner = sweep_on(bench, windows, path)
+    trials = tuple(runner.finished)
+    if stored is None:
+        profile = new_profile(
+            bench,
+            runner,
+            command="workers",
+            settings={**evidence.loader_settings},
+            constraints=Constraints(),
+            evidence=Evidence(workers=evidence),
+        )
+        previous = write_profile(path, profile)
+        return WrittenProfile(
+            path=path, profile=profile, trials=trials, previous=previous
+        )
+    changed = with_loader_settings(stored.profile, evidence.loader_settings)
+    profile = add_evidence(stored.profile, "workers", evidence, runner, changed)
+    profile = _with_loader(profile, subject_table(bench))
+    write_atomically(path, profile_to_toml(profile))
+    return WrittenProfile(path=path, profile=profile, trials=trials)
+
+
+def _with_loader(profile: Profile, swept: SubjectTable) -> Profile:
+    """Return the profile with the function of the swept loader.
+
+    The fixed arguments stay those of the probe.
+    """
+    loader = swept.model_copy(
+        update={
+            "table": {
+                name: value
+                for name, value in swept.table.items()
+                if name == "loader_function"
+            },
+            "sources": {
+                role: sha256
+                for role, sha256 in swept.sources.items()
+                if role == "loader"
+            },
+        }
+    )
+    return profile.model_copy(
+        update={"subject": with_functions(profile.subject, loader)}
+    )
 
 
 def sweep_workers(

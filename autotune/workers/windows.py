@@ -205,7 +205,7 @@ def units_per_micro_batch(windows: SubjectWindows[Any]) -> float:
     return float(chosen * size.units_per_size)
 
 
-def windows_of_code(
+def windows_of_subject(
     subject: Subject,
     choice: Mapping[str, Argument],
     request: SweepRequest,

@@ -19,7 +19,7 @@ from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
 from autotune.memory.size_search import SizeSearch
 from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
+from autotune.subjects.mlm.memory.probe import MlmProbe, MlmProbeRequest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
@@ -204,7 +204,7 @@ def probed(case: Case) -> dict[str, Any]:
     return result | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
-def _request(case: Case) -> tuple[Probe, OverheadsRange]:
+def _request(case: Case) -> tuple[MlmProbe, OverheadsRange]:
     """Return the request for a probe, and the assumed non-PyTorch memory.
 
     The probe may use all of the GPU's memory.
@@ -232,7 +232,7 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         gelu_epilogues=case.gelu_epilogues,
         parallel=ParallelSettings(strategy=case.strategy),
     )
-    request = ProbeRequest(
+    request = MlmProbeRequest(
         config=config,
         data=Path(),
         reports=Path(),
@@ -240,8 +240,8 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         headroom_share=0.0,
         max_size=MAX_MICRO_BATCH_SIZE,
     )
-    probe = Probe(
-        limits=request,
+    probe = MlmProbe(
+        request=request,
         config=config,
         manifest=synthetic_manifest(VOCAB_SIZE),
         memory_budget_bytes=gpu.total_bytes - used,

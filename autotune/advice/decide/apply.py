@@ -81,17 +81,18 @@ def apply_advice(
     if other and probe is not None:
         choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
         evidence["probe"] = probe.model_copy(update={"choice": choice})
-    train, settings = None, None
     if profile.has_train:
-        train = apply_changes(profile.train, changes)
+        changed = profile.with_train(apply_changes(profile.train, changes))
     else:
         settings = {change.key: change.new for change in changes}
+        changed = profile.model_copy(
+            update={"settings": {**profile.settings, **settings}}
+        )
     return update_profile(
         profile,
         command="advise",
         evidence=evidence,
-        train=train,
-        settings=settings,
+        changed=changed,
         dropped_commands=without,
         provenance={"created_utc": created_utc},
     )

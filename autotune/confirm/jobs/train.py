@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from autotune.confirm.values import CodeTrainingRequest
+from autotune.confirm.values import SubjectTrainingRequest
 from autotune.subjects.jobs import load
 from autotune.subjects.subject import FACTS, LoaderFacts, StepFacts
 from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
@@ -29,7 +29,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Train until the time is over.
 
     Args:
-        measured: A ``CodeTrainingRequest``.
+        measured: A ``SubjectTrainingRequest``.
         local: As for the ``window`` job.
 
     Returns:
@@ -39,7 +39,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         BadConfig: If a function does not return what it should.
     """
     began_s = time.monotonic()
-    request = CodeTrainingRequest.of(measured)
+    request = SubjectTrainingRequest.of(measured)
     os.environ.update(local.get("environment", {}))
     directory: str = local["directory"]
     load.write_stack_after(local["limit_s"])
@@ -68,7 +68,7 @@ class _Training:
     """
 
     def __init__(
-        self, request: CodeTrainingRequest, ranks: RankGroup, began_s: float
+        self, request: SubjectTrainingRequest, ranks: RankGroup, began_s: float
     ) -> None:
         self._request = request
         self._ranks = ranks

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autotune.base.wording import plural
 from autotune.errors import BadInput
+from autotune.evidence.profile import Profile
 
 DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
 """Non-padding tokens of the default global batch, between BERT's 131 thousand and
@@ -96,3 +97,22 @@ def global_batch_size_of(
         mean_tokens_per_sequence: Non-padding tokens of a sequence, on average.
     """
     return max(1, round(global_batch_tokens / mean_tokens_per_sequence))
+
+
+def profile_split(profile: Profile, ranks: int) -> GlobalBatchSplit | None:
+    """Return the split of a profile's global batch.
+
+    Args:
+        profile: The profile.
+        ranks: Ranks that train together.
+
+    Returns:
+        The split; None if the step decides its global batch itself.
+
+    Raises:
+        BadInput: If the global batch has fewer sequences than ranks.
+    """
+    if not profile.has_train:
+        return None
+    train = profile.train
+    return split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)

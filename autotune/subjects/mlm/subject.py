@@ -8,13 +8,11 @@ from pydantic import PositiveFloat, PositiveInt
 
 from autotune.evidence.profile import model_sha256
 from autotune.subjects.subject import Argument, Call, Identity, Setting, Size
+from autotune.workers.decide.window_time import MOST_MICRO_BATCHES
 from trainer.formats.manifest import Manifest, SpecialIds, read_manifest
 from trainer.formats.tables import StrictTable, parse_table
 from trainer.formats.train_config import TrainConfig
 
-MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a step of a window, unless its request sets another one.
-The last one synchronises gradients and updates the weights, as in training."""
 _JOBS = "autotune.subjects.mlm.jobs"
 
 

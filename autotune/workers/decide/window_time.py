@@ -2,10 +2,43 @@
 
 from typing import Literal
 
+from autotune.evidence.profile import Profile
+from autotune.profiles.decide.batch_split import profile_split
+
 MIN_STEPS = 4
 """Fewest optimizer steps of a window."""
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 """Steps before a window, by device. The last one shows the speed of steps."""
+MOST_MICRO_BATCHES = 4
+"""Limit of micro-batches in a step of a window, unless its request sets another one.
+The last one synchronises gradients and updates the weights, as in training."""
+
+
+def known_step_s(
+    profile: Profile | None, replayed_step_s: float | None, ranks: int | None
+) -> float | None:
+    """Return the seconds of an optimizer step of the windows of a sweep.
+
+    Args:
+        profile: Profile whose loader is swept; None if there is none yet.
+        replayed_step_s: Seconds of a micro-batch that is replayed; None takes those
+            that the probe measured at the profile's size.
+        ranks: Ranks of the windows; None takes those of the probe.
+
+    Returns:
+        The seconds; None if they are not known.
+    """
+    if profile is None:
+        return replayed_step_s
+    micro_batch_s, size, probe = replayed_step_s, profile.size, profile.evidence.probe
+    if micro_batch_s is None and probe is not None and isinstance(size, int):
+        micro_batch_s = probe.step_s_at(size)
+    if micro_batch_s is None:
+        return None
+    split = profile_split(profile, ranks or profile.local_ranks)
+    if split is None:
+        return micro_batch_s
+    return micro_batch_s * min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps)
 
 
 def least_window_s(

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import example_profile
-from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
+from tests.autotune.subjects.mlm.network.test_scaling import probed
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
 PLAN = ["plan", "planned.toml"]

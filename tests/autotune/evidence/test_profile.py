@@ -4,6 +4,7 @@ import pytest
 
 from autotune.errors import NotCheckable, ProfileRejected
 from autotune.evidence.profile import Constraints, Profile, update_profile
+from autotune.profiles.store import with_loader_settings
 from testbed.examples.own_profiles import own_profile
 from testbed.examples.profiles import but, example_profile
 from trainer.formats.errors import BadConfig
@@ -66,16 +67,14 @@ def test_new_setting_drops_later_evidence():
     profile = own_profile()
     commands = {"commands": ["probe", "baseline", "workers"]}
     profile = but(profile, provenance=commands)
-    updated = update_profile(
-        profile, command="workers", evidence={}, settings={"num_workers": 2}
-    )
+    changed = with_loader_settings(profile, {"num_workers": 2})
+    updated = update_profile(profile, command="workers", evidence={}, changed=changed)
     assert updated.settings == {"batch": 7, "num_workers": 2}
     assert updated.provenance.commands == ["probe", "workers"]
 
 
 def test_same_setting_keeps_later_evidence():
     profile = but(own_profile(), provenance={"commands": ["probe", "baseline"]})
-    updated = update_profile(
-        profile, command="workers", evidence={}, settings={"num_workers": 1}
-    )
+    same = with_loader_settings(profile, {"num_workers": 1})
+    updated = update_profile(profile, command="workers", evidence={}, changed=same)
     assert updated.provenance.commands == ["probe", "baseline", "workers"]

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.evidence.probe import ProbeEvidence
 from autotune.memory.measure import probe_subject
 from autotune.memory.values import Allocation
-from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
+from autotune.subjects.mlm.memory.probe import MlmProbe, MlmProbeRequest
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import Trial
 from testbed.datasets import write_dataset
@@ -139,7 +139,7 @@ class Prober:
             seq_length_tokens=SEQ_LENGTH_TOKENS,
             layout="packed",
         ).model_copy(update=settings or {})
-        request = ProbeRequest(
+        request = MlmProbeRequest(
             config=config,
             data=self._directory,
             reports=self._directory,
@@ -148,8 +148,8 @@ class Prober:
             trial_timeout_s=trial_timeout_s,
             study_file=study_file,
         )
-        probe = Probe(
-            limits=request,
+        probe = MlmProbe(
+            request=request,
             config=config,
             manifest=self._manifest,
             memory_budget_bytes=memory_budget_bytes,

@@ -7,7 +7,7 @@ import pytest
 from autotune.errors import NotCheckable, ProfileRejected
 from autotune.evidence.network import Link
 from autotune.network.own_step import predict_own
-from autotune.network.stage import measure_own_network
+from autotune.network.stage import measure_network
 from autotune.profiles.store import read_profile
 from testbed.examples.own_profiles import own_profile
 from tests.autotune.baseline.own_profiles import (
@@ -26,9 +26,9 @@ def test_measures_ddp_step_on_two_ranks(tmp_path):
     with bench_of(own_code("build_step")) as bench:
         stored = write_own_profile(path, bench)
         request = request_in(tmp_path, local_ranks=2)
-        found, _ = measure_own_network(stored, request, 1, bench=bench)
+        found, _ = measure_network(stored, request, 1, bench=bench)
         with pytest.raises(NotCheckable, match="on one node"):
-            measure_own_network(stored, request, 2, bench=bench)
+            measure_network(stored, request, 2, bench=bench)
     steps = found.on_ranks
     assert (found.ranks_per_node, steps.size) == (2, TUNED_SIZE)
     assert len(steps.one_rank_step_s) == len(steps.all_ranks_step_s) == 3

@@ -2,7 +2,7 @@
 
 from autotune.evidence.profile import Evidence
 from testbed.examples.profiles import but
-from tests.autotune.network.test_scaling import probed
+from tests.autotune.subjects.mlm.network.test_scaling import probed
 
 ON_A_GPU = {
     "device": "cuda",

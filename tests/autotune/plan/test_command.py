@@ -7,8 +7,8 @@ from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.subjects.mlm.memory.plan_memory import memory_of_probe
 from testbed.examples.profiles import but
-from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced
+from tests.autotune.subjects.mlm.network.test_scaling import probed
 
 SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
 

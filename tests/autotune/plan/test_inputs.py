@@ -5,16 +5,17 @@ import pytest
 from autotune.errors import BadInput
 from autotune.evidence.plan import Goal
 from autotune.evidence.profile import Profile
-from autotune.network.scaling import Assumed, evidence
+from autotune.network.scaling import Assumed
 from autotune.plan.inputs import plan
 from autotune.plan.request import PlanRequest
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.mlm.memory import plan_memory
 from autotune.subjects.mlm.memory.prediction import settings_of_step
+from autotune.subjects.mlm.network.evidence import evidence
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import but
-from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
+from tests.autotune.subjects.mlm.network.gradient_syncs import Cluster, tuning_on
 from trainer.formats import gpu_peaks
 from trainer.formats.presets import model_settings
 from trainer.formats.train_config import TrainConfig

@@ -5,7 +5,7 @@ import pytest
 from autotune.evidence.baseline import BaselineEvidence, BaselineRow
 from autotune.evidence.workers import JointChoice
 from autotune.profiles.recorded_trials import add_evidence
-from autotune.subjects.mlm.workers.stage import add_workers
+from autotune.profiles.store import with_loader_settings
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.profiles import example_profile
 from tests.autotune.profiles.runners import runner_with
@@ -56,6 +56,11 @@ def swept_to(chosen, *, adopted=None):
         )
     workers = EXAMPLE.evidence.workers
     return workers.model_copy(update={"chosen": chosen, "joint": joint})
+
+
+def add_workers(profile, workers, runner):
+    changed = with_loader_settings(profile, workers.loader_settings)
+    return add_evidence(profile, "workers", workers, runner, changed)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_other_source_is_another_profile(path):
 
 
 def test_same_source_and_machine_are_known(path):
-    assert known_profile(path, EXAMPLE.fingerprint) == EXAMPLE
+    assert known_profile(path, EXAMPLE.fingerprint).profile == EXAMPLE
     require_local(read_profile(path), EXAMPLE.fingerprint)
 
 

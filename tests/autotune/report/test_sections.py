@@ -17,7 +17,6 @@ from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.network import Link, ScalingRow
 from autotune.evidence.workers import JointChoice
 from autotune.memory.sections import batch_split_words, curve_section
-from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
 from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
@@ -26,6 +25,7 @@ from autotune.profiles.sections import profile_text
 from autotune.profiles.store import WrittenProfile
 from autotune.search.sections import exploration_section
 from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
+from autotune.subjects.mlm.network.evidence import evidence as network_evidence
 from autotune.workers.sections import (
     chosen_loader,
     workers_lines,
@@ -34,8 +34,8 @@ from autotune.workers.sections import (
 )
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as full_profile
-from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on
 from tests.autotune.report.examples import of_kind, reported
+from tests.autotune.subjects.mlm.network.gradient_syncs import LINK, Cluster, tuning_on
 
 
 def probed(profile, previous=None):

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from autotune.memory import code_probe as own_probe_stage
+from autotune.memory import stage as probe_stage
 from autotune.subjects import bench as subject_bench
-from autotune.subjects.mlm.memory import stage as probe_stage
-from autotune.subjects.mlm.workers import stage as workers_stage
-from autotune.workers import code_stage as own_workers_stage
+from autotune.workers import own_loader
+from autotune.workers import stage as workers_stage
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
 """Error by which a phase ends as soon as it has its request."""
@@ -18,10 +17,10 @@ OWN_STEP = ["--step=json:loads", "--along=s"]
 OWN_LOADER = [*OWN_STEP, "--loader=json:dumps", "--set=s=1"]
 PROBED = ["--model=bert-mini", "--data=data", "--device=cpu", "--memory=1GiB"]
 COMMANDS = [
-    pytest.param("workers", ["p.toml", "--data=data"], workers_stage, "count_workers"),
-    pytest.param("workers", OWN_LOADER, own_workers_stage, "sweep_own"),
-    pytest.param("probe", PROBED, probe_stage, "probe_models"),
-    pytest.param("probe", OWN_STEP, own_probe_stage, "probe_code"),
+    pytest.param("workers", ["p.toml", "--data=data"], workers_stage, "sweep_loader"),
+    pytest.param("workers", OWN_LOADER, own_loader, "sweep_own"),
+    pytest.param("probe", PROBED, probe_stage, "probe_subjects"),
+    pytest.param("probe", OWN_STEP, probe_stage, "probe_subjects"),
 ]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from autotune.subjects.bench import SubjectBench
-from autotune.subjects.mlm.memory.probe import ProbeRequest
-from autotune.subjects.mlm.memory.stage import requested_config
+from autotune.subjects.mlm.memory.probe import MlmProbeRequest
+from autotune.subjects.mlm.memory.probe_requests import requested_config
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.outcomes import Outcome
 from autotune.trials.values import Trial
@@ -55,10 +55,10 @@ def probe_request(
     *,
     settings: dict[str, object] | None = None,
     **changes,
-) -> ProbeRequest:
+) -> MlmProbeRequest:
     """A probe of the small model, without traces; ``settings`` are of its step."""
     step = {"seq_length_tokens": 64, "global_batch_tokens": 2048} | (settings or {})
-    request = ProbeRequest(
+    request = MlmProbeRequest(
         config=requested_config(model, **step),
         data=data,
         reports=place / "r",

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.memory.code_probe import CodeProbeRequest
+from autotune.memory.subject_probe import SubjectProbeRequest
 from autotune.profiles.store import WrittenProfile, read_profile, write_profile
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.own.subject import FunctionSubject
-from autotune.tune import code_subjects, pipeline
-from autotune.tune.code_subjects import CodeToTune, TunedCode
+from autotune.tune import pipeline
+from autotune.tune import subjects as tuned_subjects
 from autotune.tune.pipeline import TuneRequest, Tuning
+from autotune.tune.subjects import SubjectsToTune, TunedSubject
 from testbed.examples.own_profiles import own_profile
 from testbed.examples.profiles import example_profile
 from testbed.fakes import FakeClock
@@ -28,7 +30,6 @@ class Phases:
         self.clock = FakeClock()
         self.calls = []
         self.trains = False
-        self.model = None
 
     def done(self, phase):
         self.calls.append(phase)
@@ -44,23 +45,32 @@ class Phases:
         write_profile(path, profile)
         return WrittenProfile(path=path, profile=profile)
 
-    def prepare_code(self, bench, request):
-        return SimpleNamespace(limits=request)
+    def prepare(self, request, bench):
+        return SimpleNamespace(
+            request=request,
+            subject=request.subject,
+            local_ranks=1,
+            size_probe=lambda: SimpleNamespace(trace=None),
+        )
 
     def explore(self, step):
         self.done("explore")
         return SimpleNamespace(choice="nothing is faster")
 
-    def sweep_into(self, bench, request, path, old):
+    def sweep_loader(self, bench, stored, request, path):
         self.done("workers")
-        return WrittenProfile(path=path, profile=old)
+        swept = example_profile().evidence.workers
+        evidence = stored.profile.evidence.model_copy(update={"workers": swept})
+        return WrittenProfile(
+            path=path, profile=stored.profile.model_copy(update={"evidence": evidence})
+        )
 
     def confirm_profile(self, training, *, budget_s, training_s):
         self.done("confirm")
         self.training_s = training_s
         return CONFIRMED.model_copy(update={"unit": "batches"})
 
-    def compare_recipes(self, bench, stored, request):
+    def compare_recipes(self, bench, stored, request, *, left_out):
         self.done("baseline")
         return worth(example_profile()).evidence.baseline
 
@@ -69,20 +79,21 @@ class Phases:
         self.reported = profiles, data
 
     @contextlib.contextmanager
-    def open_subject(self, device, subject, *, import_timeout_s, check):
-        site = SimpleNamespace(name="cpu", device="cpu")
-        bench = SimpleNamespace(
-            site=site, server=SimpleNamespace(waited_s=0.0), model=self.model
+    def open_subject(self, device, subject, directory, *, import_timeout_s, check):
+        yield SubjectBench(
+            site=SimpleNamespace(name="cpu", device="cpu"),
+            subject=subject,
+            server=SimpleNamespace(waited_s=0.0),
+            machine=SimpleNamespace(),
         )
-        yield bench
 
     def run(self, *subjects, **changes):
         probes = tuple(
-            CodeProbeRequest(subject=subject, reports=self.directory / "r")
+            SubjectProbeRequest(subject=subject, reports=self.directory / "r")
             for subject in subjects
         )
         request = TuneRequest(
-            subjects=CodeToTune(probes=probes),
+            subjects=SubjectsToTune(probes=probes),
             out=self.directory / "p",
             device="cpu",
             minutes=20.0,
@@ -101,16 +112,19 @@ def phases(tmp_path, monkeypatch):
     recorded = Phases(tmp_path)
     for name in (
         "probe_one",
-        "prepare_code",
         "explore",
-        "sweep_into",
+        "sweep_loader",
         "confirm_profile",
         "compare_recipes",
         "open_subject",
     ):
-        monkeypatch.setattr(code_subjects, name, getattr(recorded, name))
-    monkeypatch.setattr(code_subjects, "replace", lambda bench, **_: bench)
-    monkeypatch.setattr(code_subjects.CodeTraining, "of", lambda *_: None)
+        monkeypatch.setattr(tuned_subjects, name, getattr(recorded, name))
+    monkeypatch.setattr(tuned_subjects, "training_of", lambda *_: None)
+
+    def prepare(request, bench):
+        return recorded.prepare(request, bench)
+
+    monkeypatch.setattr(SubjectProbeRequest, "prepare", prepare)
     monkeypatch.setattr(pipeline, "build_report", recorded.build_report)
     (tmp_path / "p").mkdir()
     return recorded
@@ -129,7 +143,7 @@ def test_phases_run_in_order_until_the_report(phases):
     ]
     assert found["probe", "mine"] == (
         "done",
-        "batch=8 fits, 9 runs out of memory; fastest 7",
+        "largest: batch=8; out of memory at 9; fastest 7",
     )
     assert found["confirm", "mine"] == (
         "done",
@@ -193,10 +207,10 @@ def test_settings_that_you_fixed_are_not_searched():
     code = FunctionSubject(
         **FUNCTIONS, arguments={"fused": True}, varied={"fused": [False, 1]}
     )
-    tuned = TunedCode(
-        bench=SimpleNamespace(model=None),
+    tuned = TunedSubject(
+        bench=SimpleNamespace(subject=code),
         path=None,
-        prepared=SimpleNamespace(limits=CodeProbeRequest(subject=code, reports=None)),
-        tuned=None,
+        request=SubjectProbeRequest(subject=code, reports=None),
+        probe_on_machine=None,
     )
     assert "--vary" in tuned.missing("explore", 1)

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.errors import BadInput, ExceedsMemory
-from autotune.tune import pipeline, trainer_subjects
+from autotune.tune import between_nodes, pipeline
 from autotune.tune.values import Stage, TuningResult
 
 TUNE = [
@@ -280,7 +280,7 @@ def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, 
         requests.append((str(found_by), request.budget_s, request.trial_timeout_s))
         return tuning.result
 
-    monkeypatch.setattr(trainer_subjects, "measure_between_nodes", measure)
+    monkeypatch.setattr(between_nodes, "measure_between_nodes", measure)
     command = [
         "tune-between-nodes",
         "reports/jobs/tune-7.json",

@@ -5,24 +5,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
+from autotune.errors import (
+    BadInput,
+    ExceedsMemory,
+    NotCheckable,
+    OutOfTime,
+    Undecided,
+    UsageError,
+)
 from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
 from autotune.profiles.store import WrittenProfile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.subjects.bench import SubjectBench
-from autotune.subjects.mlm.memory.probe import ProbeRequest
-from autotune.subjects.mlm.memory.stage import requested_config
+from autotune.subjects.mlm.memory.probe import MlmProbeRequest
+from autotune.subjects.mlm.memory.probe_requests import requested_config
 from autotune.trials.decide.least_time import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.trials.sweep_request import SweepRequest
-from autotune.tune import pipeline, trainer_subjects
+from autotune.tune import between_nodes, pipeline
+from autotune.tune import subjects as tuned_subjects
+from autotune.tune.between_nodes import REPEATED_MINUTES, measure_between_nodes
+from autotune.tune.next_steps import next_steps
 from autotune.tune.pipeline import TuneRequest, Tuning
-from autotune.tune.trainer_subjects import (
-    REPEATED_MINUTES,
-    ModelsToTune,
-    measure_between_nodes,
-    next_steps,
-)
+from autotune.tune.subjects import SubjectsToTune
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock
 from tests.autotune.tune.test_sections import worth
@@ -80,7 +85,7 @@ class Stages:
         self.errors = {}
         self.local_ranks = 1
         self.traced = []
-        self.expected = None
+        self.trace = None
         self.benches = 0
         models = [
             ModelSettings(name=name, config={"model_type": "bert"})
@@ -88,13 +93,13 @@ class Stages:
         ]
         configs = [requested_config(model, seq_length_tokens=128) for model in models]
         probes = tuple(
-            ProbeRequest(
+            MlmProbeRequest(
                 config=config, data=directory / "data", reports=directory / "r"
             )
             for config in configs
         )
         self.request = TuneRequest(
-            subjects=ModelsToTune(probes=probes),
+            subjects=SubjectsToTune(probes=probes),
             out=directory / "p",
             device="cpu",
             minutes=20.0,
@@ -115,35 +120,43 @@ class Stages:
         if error := self.errors.get((stage, model)):
             raise error
 
-    def prepare(self, bench, request):
-        name = request.config.model.name
+    def prepare(self, request, bench):
+        def estimate(machine):
+            self.does("estimate", request.name)
+            return SimpleNamespace(of=request.name, max_micro_batch_size=20)
 
-        def trace(machine):
-            self.does("estimate", name)
-            return SimpleNamespace(of=name, max_micro_batch_size=20)
-
-        return SimpleNamespace(
-            subject=None,
-            local_ranks=self.local_ranks,
-            overheads=self.expected,
+        size_probe = SimpleNamespace(
+            trace=self.trace,
+            estimate=estimate,
+            words=lambda size: f"{size} sequences",
             memory_budget_bytes=2**30,
-            limits=request,
-            config=request.config,
-            trace=trace,
+        )
+        return SimpleNamespace(
+            subject=self.requested_subject(request),
+            local_ranks=self.local_ranks,
+            request=request,
+            size_probe=lambda: size_probe,
         )
 
     def requested_subject(self, request):
-        return None
+        """A subject with a loader, and with a setting to search."""
+        return SimpleNamespace(
+            kind="mlm",
+            words=request.name,
+            table=dict,
+            loader=lambda choice: "a loader",
+            settings=lambda: [SimpleNamespace(name="precision")],
+        )
 
     def profile_subject(self, profile, data):
         return None
 
     def probe_one(self, bench, ready, path, traced, *, ends_s):
         self.traced.append(traced)
-        self.does("probe", ready.config.model.name)
+        self.does("probe", ready.request.name)
         return WrittenProfile(
             path=path,
-            profile=left_at(path, ready.config.model),
+            profile=left_at(path, ready.request.config.model),
             trials=(),
             previous=None,
         )
@@ -152,11 +165,11 @@ class Stages:
         self.does("explore", step.stored.profile.train.model.name, step.sweep)
         return SimpleNamespace(choice="nothing is faster")
 
-    def count_workers(self, bench, stored, request):
+    def sweep_loader(self, bench, stored, request, path):
         self.does("workers", stored.profile.train.model.name, request)
-        return stored.profile.evidence.workers
+        return WrittenProfile(path=path, profile=stored.profile)
 
-    def tune_network(self, stored, request, nodes, display=None):
+    def measure_network(self, stored, request, nodes, bench=None, display=None):
         self.nodes = nodes
         name = stored.profile.train.model.name
         self.does("network", name, request)
@@ -185,7 +198,9 @@ class Stages:
         self.reported = [path.stem for path in profiles]
 
     @contextlib.contextmanager
-    def open_subject(self, device, subject, data, check=None):
+    def open_subject(
+        self, device, subject, data, *, import_timeout_s=0.0, check=lambda site: None
+    ):
         self.benches += 1
         yield SubjectBench(
             site=SimpleNamespace(name="cpu", device="cpu"),
@@ -198,27 +213,26 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch, tmp_path):
     recorded = Stages(tmp_path)
-    for name in (
-        "prepare",
-        "probe_one",
-        "explore",
-        "count_workers",
-        "tune_network",
-        "confirm_profile",
-        "compare_recipes",
-        "build_report",
-        "open_subject",
-        "requested_subject",
-        "profile_subject",
-    ):
-        monkeypatch.setattr(trainer_subjects, name, getattr(recorded, name))
-    monkeypatch.setattr(
-        trainer_subjects.TrainerTraining,
-        "of",
-        lambda bench, stored, request: (stored, request),
-    )
+    in_both = ("measure_network", "confirm_profile", "compare_recipes", "open_subject")
+    phases = {
+        tuned_subjects: (*in_both, "probe_one", "explore", "sweep_loader"),
+        between_nodes: (*in_both, "build_report", "profile_subject"),
+    }
+    for module, names in phases.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(recorded, name))
+        monkeypatch.setattr(
+            module, "training_of", lambda bench, stored, request: (stored, request)
+        )
+    for name in ("prepare", "requested_subject"):
+        function = getattr(recorded, name)
+        monkeypatch.setattr(
+            MlmProbeRequest,
+            name,
+            lambda request, *given, function=function: function(request, *given),
+        )
     monkeypatch.setattr(pipeline, "build_report", recorded.build_report)
-    for module in (pipeline, trainer_subjects):
+    for module in (pipeline, between_nodes):
         monkeypatch.setattr(module, "nodes_here", lambda: 1)
     return recorded
 
@@ -235,9 +249,12 @@ def summary_of(result, name, model="a"):
 
 def test_probes_all_models_before_the_rest(stages):
     stages.local_ranks = 2
+    stages.trace = "a trace"
     _, result = stages.run(skip=frozenset())
     rest = ["explore", "workers", "network", "confirm", "baseline"]
     assert stages.calls == [
+        ("estimate", "a"),
+        ("estimate", "b"),
         ("probe", "a"),
         ("probe", "b"),
         *((stage, "a") for stage in rest),
@@ -259,9 +276,9 @@ def test_probes_all_models_before_the_rest(stages):
         name: summary_of(result, name)
         for name in ("estimate", "probe", "workers", "confirm")
     } == {
-        "estimate": "left out by --skip",
+        "estimate": "20 sequences predicted to fit 1 GiB",
         "probe": (
-            "2 sequences fit, 3 run out of memory; fastest 2;"
+            "largest: 2 sequences; out of memory at 3; fastest 2;"
             " global batch of 256 = 128 x 2"
         ),
         "workers": "1 DataLoader workers: so",
@@ -270,7 +287,7 @@ def test_probes_all_models_before_the_rest(stages):
     assert stage_of(result, "probe").seconds == TOOK_S["probe"]
     assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
     assert result.seconds == pytest.approx(
-        2 * sum(TOOK_S[stage] for stage in ("probe", *rest))
+        2 * sum(TOOK_S[stage] for stage in ("estimate", "probe", *rest))
     )
 
 
@@ -319,17 +336,15 @@ def test_measures_network_of_several_ranks(
 
 
 def test_prediction_reaches_the_probe(stages):
-    stages.expected = SimpleNamespace(usual="usual")
+    stages.trace = "a trace"
     stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
     _, result = stages.run()
     assert (stage_of(result, "estimate").status, summary_of(result, "estimate")) == (
         "done",
         "no meta kernel",
     )
-    assert (
-        summary_of(result, "estimate", "b")
-        == "20 sequences of 128 tokens predicted to fit 1 GiB"
-    )
+    summary = summary_of(result, "estimate", "b")
+    assert summary == "20 sequences predicted to fit 1 GiB"
     assert stages.traced == [None, SimpleNamespace(of="b", max_micro_batch_size=20)]
 
 
@@ -346,6 +361,20 @@ def test_failed_phase_leaves_the_others(stages):
         2,
         ["the window crashed"],
     )
+
+
+def test_phase_that_cannot_be_checked_is_skipped(stages, capsys):
+    stages.errors["baseline", "a"] = NotCheckable(
+        "the size before tuning is not known", next_step="Name it: --untuned size=N"
+    )
+    tuning, result = stages.run()
+    baseline = stage_of(result, "baseline")
+    assert (baseline.status, baseline.summary) == (
+        "skipped",
+        "the size before tuning is not known",
+    )
+    assert tuning.failed == []
+    assert "baseline of a: next: Name it: --untuned size=N" in capsys.readouterr().err
 
 
 def test_phase_without_time_is_skipped(stages):
@@ -531,8 +560,8 @@ def test_next_steps_depend_on_nodes(tmp_path):
 def test_job_between_nodes_measures_the_network(
     stages, monkeypatch, tmp_path, minutes, changes, calls
 ):
-    monkeypatch.setattr(trainer_subjects, "nodes_here", lambda: 2)
-    monkeypatch.setattr(trainer_subjects, "SystemClock", lambda: stages.clock)
+    monkeypatch.setattr(between_nodes, "nodes_here", lambda: 2)
+    monkeypatch.setattr(between_nodes, "SystemClock", lambda: stages.clock)
     paths = [
         tmp_path / "p" / f"{probe.config.model.name}-cpu.toml"
         for probe in stages.request.subjects.probes

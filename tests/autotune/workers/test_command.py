@@ -10,8 +10,8 @@ from autotune.baseline import stage as baseline_stage
 from autotune.errors import BadInput
 from autotune.network import stage as network_stage
 from autotune.subjects import bench as subject_bench
-from autotune.subjects.mlm.workers import stage as workers_stage
 from autotune.trials.sweep_request import SweepRequest
+from autotune.workers import stage as workers_stage
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
 """Error by which a phase ends as soon as it has its request."""
@@ -34,9 +34,9 @@ def replace_phase(monkeypatch, stage: ModuleType, phase: str) -> list[SweepReque
 
 @pytest.fixture(
     params=[
-        pytest.param(("workers", workers_stage, "count_workers"), id="workers"),
+        pytest.param(("workers", workers_stage, "sweep_loader"), id="workers"),
         pytest.param(("baseline", baseline_stage, "compare_recipes"), id="baseline"),
-        pytest.param(("network", network_stage, "tune_network"), id="network"),
+        pytest.param(("network", network_stage, "measure_network"), id="network"),
     ]
 )
 def sweep(request, monkeypatch, workdir_with_data, says):

@@ -12,7 +12,7 @@ from autotune.subjects.own.subject import FunctionSubject
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.sections import sweep_blocks
 from autotune.workers.stage import sweep_on
-from autotune.workers.windows import windows_of_code
+from autotune.workers.windows import windows_of_subject
 
 pytestmark = pytest.mark.system
 MODULE = "own_loaders"
@@ -55,7 +55,7 @@ def sweep(bench, tmp_path):
             | changes,
         )
         opened = replace(bench, subject=code, loader_parameters=frozenset(parameters))
-        windows = windows_of_code(code, {}, request, opened)
+        windows = windows_of_subject(code, {}, request, opened)
         return sweep_on(opened, windows, tmp_path / f"{loader}.toml")[0]
 
     return run

@@ -23,7 +23,8 @@ from autotune.subjects.mlm.baselines.recipes import (
     untuned,
 )
 from autotune.subjects.mlm.baselines.subject import OtherTrainerSubject
-from autotune.subjects.mlm.subject import MOST_MICRO_BATCHES, MlmSubject
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.workers.decide.window_time import MOST_MICRO_BATCHES
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import sequence_statistics
 

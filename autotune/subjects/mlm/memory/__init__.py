@@ -2,10 +2,9 @@
 
 ``autotune estimate`` predicts it without a GPU: the ``trace`` job runs the trainer's
 step on the meta device, and ``predictor`` finds the largest micro-batch that fits, from
-``autotune.memory.estimate``. ``autotune probe`` measures it: ``stage`` settles what a
-``probe`` needs, and writes a profile. A probe needs a dataset and the machine that will
-train. ``plan_memory`` has the memory of one GPU for ``autotune plan``, and
-``plan_shares`` divides it among several.
+``autotune.memory.estimate``. ``autotune probe`` measures it: ``probe`` completes its
+request for a dataset and the machine that will train. ``plan_memory`` has the memory of
+one GPU for ``autotune plan``, and ``plan_shares`` divides it among several.
 
-Begin with ``stage.probe_models`` and ``prediction.predict``, the public entries.
+Begin with ``probe.MlmProbeRequest`` and ``prediction.predict``, the public entries.
 """

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.subjects.mlm.memory.probe import ProbeRequest
-from autotune.subjects.mlm.memory.stage import requested_config
+from autotune.subjects.mlm.memory.probe import MlmProbeRequest
 from trainer.formats.presets import model_settings
+from trainer.formats.tables import parse_table
+from trainer.formats.train_config import ModelSettings, TrainConfig
 
 if TYPE_CHECKING:
     from autotune.console.options import ModelOptions
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def probe_requests(
     options: "ModelOptions", reports: Path, settings: dict[str, object], **more: Any
-) -> tuple[ProbeRequest, ...]:
+) -> tuple[MlmProbeRequest, ...]:
     """Return a probe request for each model.
 
     Args:
@@ -33,7 +34,7 @@ def probe_requests(
         "global_batch_tokens": tokens,
     }
     return tuple(
-        ProbeRequest(
+        MlmProbeRequest(
             config=requested_config(model_settings(name), **step_settings),
             data=options.data,
             reports=reports,
@@ -45,3 +46,17 @@ def probe_requests(
         )
         for name in options.model
     )
+
+
+def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:
+    """Return settings of a step, of which only the requested ones count as set.
+
+    Args:
+        model: The model.
+        settings: Settings by name; None is replaced by the site's default later.
+
+    Raises:
+        BadConfig: If a setting is unknown or invalid.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    return parse_table(TrainConfig, {"model": model, **given}, where="the options")

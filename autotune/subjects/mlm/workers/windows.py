@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from autotune.machine.measured_device import local_ranks
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.store import StoredProfile, before_sweep
+from autotune.subjects.bench import SubjectBench
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.mlm.workers.batch_bytes import micro_batch_bytes
 from autotune.trials.sweep_request import SweepRequest
@@ -42,6 +47,29 @@ def training_windows(
         limits,
         storage=f"{filesystem}:{request.data.stat().st_dev}",
     )
+
+
+def windows_of_profile(
+    bench: SubjectBench, stored: StoredProfile | None, request: SweepRequest, path: Path
+) -> SubjectWindows[MlmSubject]:
+    """Return the windows of a probed profile, on as many ranks as requested or probed.
+
+    It is the part of ``autotune.workers.stage`` that knows the trainer's settings.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+    """
+    assert stored is not None, "the trainer's loader is swept for a profile"
+    is_replayed = request.replayed_step_s is not None
+    config = before_sweep(stored.profile)
+    probe = require_local_probe(stored, bench.fingerprint, replayed=is_replayed)
+    ranks = request.local_ranks or probe.local_ranks
+    if is_replayed:
+        # A replay computes nothing, so its ranks need no GPUs.
+        config = config.model_copy(update={"device": "cpu"})
+    else:
+        ranks = local_ranks(bench.site, ranks)
+    return training_windows(bench, config, request, ranks)
 
 
 def windows_of_trainer(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.subjects.mlm.memory.stage import requested_config
+from autotune.subjects.mlm.memory.probe_requests import requested_config
 from autotune.subjects.mlm.settings import (
     SIZE_DOUBLINGS,
     StepSupport,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.memory.code_probe import CodeProbe, CodeProbeRequest
 from autotune.memory.measure import probe_subject
+from autotune.memory.subject_probe import SubjectProbe, SubjectProbeRequest
 from autotune.subjects.bench import open_subject
 from autotune.subjects.own.subject import FunctionSubject
 
@@ -40,16 +40,16 @@ class OwnCodeBench:
         bench, code = self._of(step=name)
         code = code.model_copy(update={"along": size_argument, "arguments": arguments})
         options = {"measures_throughput": False, "headroom_share": 0.0} | options
-        request = CodeProbeRequest(
+        request = SubjectProbeRequest(
             subject=code, reports=self._folder, trial_timeout_s=timeout_s, **options
         )
         runner = bench.runner(
             self._folder / name, bench.fingerprint, lambda *_: None, 8
         )
         _, evidence = probe_subject(
-            CodeProbe(
+            SubjectProbe(
                 bench=replace(bench, subject=code),
-                limits=request,
+                request=request,
                 memory_budget_bytes=memory_bytes,
                 local_ranks=ranks,
             ).size_probe(),

@@ -5,12 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime
-from autotune.memory.stage import probe_one, profile_of_probe
+from autotune.memory.stage import probe_all, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
-from autotune.subjects.mlm.memory.stage import (
-    prepare,
-    probe_models,
-)
 from autotune.trials import trial_bench
 from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
@@ -56,7 +52,7 @@ def probe_tiny(bench, profiles, request_probe):
     """Return a function that probes the tiny model and writes its profile."""
 
     def probe(**changes):
-        (probed,) = probe_models(bench, [request_probe(**changes)], profiles)
+        (probed,) = probe_all(bench, [request_probe(**changes)], profiles)
         return probed
 
     return probe
@@ -67,7 +63,7 @@ def prepare_probe(bench, request_probe):
     """Return a function that completes the settings of a probe."""
 
     def prepare_on(bench=bench, **changes):
-        return prepare(bench, request_probe(**changes))
+        return request_probe(**changes).prepare(bench)
 
     return prepare_on
 
@@ -124,7 +120,7 @@ def test_profile_is_written_before_the_next_probe(bench, profiles, request_probe
         return bench.machine.run(trial)
 
     watched = replace(bench, machine=FakeMachine(simulate))
-    probe_models(watched, [request_probe(SETTINGS), request_probe(HUGE)], profiles)
+    probe_all(watched, [request_probe(SETTINGS), request_probe(HUGE)], profiles)
     assert {path.name for path in profiles.glob("*.toml")} == {
         "tiny-cpu.toml",
         "huge-cpu.toml",
@@ -153,7 +149,7 @@ def test_too_large_model_has_no_profile(profiles, probe_tiny):
 
 def test_no_trial_begins_after_the_time_limit(bench, profiles, request_probe):
     with pytest.raises(OutOfTime):
-        probe_models(bench, [request_probe()], profiles, budget_ends_s=0.0)
+        probe_all(bench, [request_probe()], profiles, ends_s=0.0)
     assert not bench.machine.trials
 
 

@@ -7,11 +7,12 @@ from autotune.errors import ProfileRejected, Undecided
 from autotune.evidence.network import Link
 from autotune.evidence.probe import CurvePoint
 from autotune.network import scaling
-from autotune.network.measure import measured_row
 from autotune.network.sections import scaling_text
 from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.subjects.mlm.network.evidence import evidence as evidence_of
+from autotune.subjects.mlm.network.measure import measured_row
 from testbed.examples.profiles import but, example_profile
-from tests.autotune.network.gradient_syncs import (
+from tests.autotune.subjects.mlm.network.gradient_syncs import (
     COMPUTE,
     CONFIG,
     LINK,
@@ -212,7 +213,7 @@ def test_recovers_links_from_measurements(two_nodes):
 
 def test_measurements_take_precedence_over_assumptions(two_nodes):
     costs = known(
-        probed(network=scaling.evidence(two_nodes)), assumed=None, ranks_per_node=None
+        probed(network=evidence_of(two_nodes)), assumed=None, ranks_per_node=None
     )
     assert costs.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
     assert costs.load.compute.sequence_s == pytest.approx(0.02)
@@ -289,7 +290,7 @@ def test_changed_loss_keeps_the_recipe(tmp_path, cluster, reason):
 def test_shows_every_strategy(tmp_path, cluster, outcome):
     rows = {
         row.strategy: row
-        for row in scaling.evidence(tuned(tmp_path, Cluster(**cluster))).gradient_syncs
+        for row in evidence_of(tuned(tmp_path, Cluster(**cluster))).gradient_syncs
     }
     assert set(rows) == {"ddp", "zero1", "fsdp2"}
     assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
@@ -305,7 +306,7 @@ def test_one_round_proves_nothing(tmp_path):
     tuning = tuned(tmp_path, Cluster(refusing=("fsdp2",)), budget_s=0.0)
     repeated = Cluster(refusing=("fsdp2",))
     assert tuning.fastest() == (tuning.tried[0], None)
-    assert "only 1 of 3 rounds" in scaling.evidence(tuning).choice
+    assert "only 1 of 3 rounds" in evidence_of(tuning).choice
     tuned(tmp_path, repeated, budget_s=0.0)
     assert [
         trial.measured["config"]["parallel"]["strategy"] for trial in repeated.trials
@@ -362,13 +363,13 @@ def test_fast_network_keeps_the_recipe(tmp_path):
     fast = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
     tuning = tuned(tmp_path, fast, strategies=("ddp",), max_micro_batch_size=4)
     assert (tuning.equal_loss, tuning.fastest()) == (None, (tuning.tried[0], None))
-    assert scaling.evidence(tuning).choice.startswith("the default")
+    assert evidence_of(tuning).choice.startswith("the default")
 
 
 def test_evidence_names_useful_nodes(tmp_path):
     tuning = tuned(tmp_path, config=with_global_batch(160), max_micro_batch_size=4)
     default = tuning.tried[0]
-    evidence = scaling.evidence(tuning)
+    evidence = evidence_of(tuning)
     assert [
         batch.gradient_accumulation_steps
         for batch in (default.candidate.split, default.figures[0])

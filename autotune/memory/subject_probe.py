@@ -1,27 +1,25 @@
-"""Probe of a step of yours: its request, and what it gives to the probe."""
+"""Probe of any subject, by its interface alone."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from autotune.evidence.argument import Argument
 from autotune.evidence.peak_contents import ContentsAt
-from autotune.machine.measured_device import DeviceChoice
-from autotune.memory.probe_limits import ProbeLimits, check_budgets
+from autotune.evidence.profile import Profile
+from autotune.memory.probe_budget import overheads_range, tell_budget
+from autotune.memory.probe_request import ProbeRequest
 from autotune.memory.size_probe import FIT_STEPS_OF_CODE, SizeProbe
-from autotune.memory.stage import overheads_range, probe_one, tell_budget
 from autotune.memory.values import ModelTraceRequest
-from autotune.profiles.profile_paths import profile_paths
-from autotune.profiles.store import WrittenProfile
-from autotune.subjects.bench import SubjectBench, open_subject
-from autotune.subjects.subject import Argument, Subject
+from autotune.subjects.bench import SubjectBench
+from autotune.subjects.subject import Subject
 from autotune.trials.fork_server import ForkServerMachine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeProbeRequest(ProbeLimits):
-    """Request to find the largest size of a step of yours."""
+class SubjectProbeRequest(ProbeRequest):
+    """Request to find the largest size of any subject, by its interface alone."""
 
     subject: Subject
     choice: Mapping[str, Argument] = field(default_factory=dict)
@@ -39,18 +37,58 @@ class CodeProbeRequest(ProbeLimits):
     measures_throughput: bool = True
     """False to search for the largest size alone."""
 
+    @property
+    def name(self) -> str:
+        """Short name of the subject."""
+        return self.subject.name
+
+    @property
+    def data_dir(self) -> Path | None:
+        """None: the subject has its own data."""
+        return None
+
+    def requested_subject(self) -> Subject:
+        """Return the subject."""
+        return self.subject
+
+    def prepare(self, bench: SubjectBench) -> "SubjectProbe":
+        """Return the probe on a machine, and report its memory budget on stderr.
+
+        Raises:
+            BadInput: If the device has too little memory or too few GPUs.
+        """
+        ranks, budget_bytes = self.on(bench.site)
+        tell_budget(bench.site, self, self.subject.words, budget_bytes)
+        return SubjectProbe(
+            bench=replace(bench, subject=self.subject),
+            request=self,
+            memory_budget_bytes=budget_bytes,
+            local_ranks=ranks,
+        )
+
+    def with_settings(self, settings: Mapping[str, Argument], profile: Profile) -> Self:
+        """Return the request for a step with other settings."""
+        size = self.subject.size.name
+        choice = {name: value for name, value in settings.items() if name != size}
+        return replace(self, choice=choice)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeProbe:
-    """Your step on a machine, with the limits of its probe."""
+class SubjectProbe:
+    """A subject on a machine, with the limits of its probe."""
 
     bench: SubjectBench
-    """Machine on which trials of the step run."""
-    limits: CodeProbeRequest
+    """Machine on which trials of the subject run."""
+    request: SubjectProbeRequest
     memory_budget_bytes: int
     """Memory that each rank may use."""
     local_ranks: int = 1
     """Ranks of this node, which take the steps together."""
+
+    @property
+    def subject(self) -> Subject:
+        """The subject."""
+        return self.request.subject
 
     @property
     def global_batch_tokens(self) -> None:
@@ -59,11 +97,11 @@ class CodeProbe:
 
     def settings_at(self, size: int, path: Path) -> Mapping[str, Any]:
         """Return the size and the settings with which it was found."""
-        return {"settings": {self.bench.subject.size.name: size, **self.limits.choice}}
+        return {"settings": {self.bench.subject.size.name: size, **self.request.choice}}
 
     def size_probe(self) -> SizeProbe:
         """Return the search for the largest size, with its limits."""
-        bench, request = self.bench, self.limits
+        bench, request = self.bench, self.request
         site, server = bench.site, bench.server
         trace = self._trace_request()
         return SizeProbe(
@@ -103,9 +141,9 @@ class CodeProbe:
         bench = self.bench
         if bench.model is None or bench.import_directory is None:
             return None
-        if not self.limits.traced:
+        if not self.request.traced:
             return None
-        step = bench.subject.step(self.limits.choice)
+        step = bench.subject.step(self.request.choice)
         assert step is not None, f"{bench.subject.words} has no step"
         return ModelTraceRequest(
             model=bench.model,
@@ -114,49 +152,3 @@ class CodeProbe:
             device=bench.site.device,
             directory=bench.import_directory,
         )
-
-
-def prepare_code(bench: SubjectBench, request: CodeProbeRequest) -> CodeProbe:
-    """Return the probe of a step of yours, and report its memory budget on stderr.
-
-    Raises:
-        BadInput: If the device has too little memory or too few GPUs.
-    """
-    ranks, budget_bytes = request.on(bench.site)
-    probe = CodeProbe(
-        bench=bench,
-        limits=request,
-        memory_budget_bytes=budget_bytes,
-        local_ranks=ranks,
-    )
-    tell_budget(bench.site, probe, bench.subject.words)
-    return probe
-
-
-def probe_code(
-    device: DeviceChoice,
-    requests: Sequence[CodeProbeRequest],
-    out: Path | None,
-    *,
-    ends_s: float | None = None,
-) -> list[WrittenProfile]:
-    """Find the largest size of each step of yours, and write its profile.
-
-    Args:
-        device: Device as you chose it.
-        requests: One for each combination of arguments.
-        out: File or directory of the profiles; None for the default.
-        ends_s: Time after which no trial begins, in seconds since 1970.
-    """
-    written = []
-    for request in requests:
-        with open_subject(
-            device,
-            request.subject,
-            import_timeout_s=request.trial_timeout_s,
-            check=partial(check_budgets, [request]),
-        ) as bench:
-            (path,) = profile_paths(out, [bench.subject.name], bench.site.name)
-            probe = prepare_code(bench, request)
-            written.append(probe_one(bench, probe, path, ends_s=ends_s))
-    return written

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.memory.code_probe import CodeProbeRequest, prepare_code
 from autotune.memory.stage import probe_one
+from autotune.memory.subject_probe import SubjectProbeRequest
 from autotune.profiles.store import read_profile
-from autotune.search.code_step import CodeStep, present_settings
 from autotune.search.stage import FOUND, explore
+from autotune.search.step import SearchedStep, present_settings
 from autotune.subjects.bench import SubjectBench
 from autotune.subjects.own.subject import FunctionSubject
 from autotune.subjects.transformers.subject import TransformersSubject
@@ -84,18 +84,18 @@ class OwnSearch:
             sources={"step": "0" * 64},
             directory=self.directory,
         )
-        probe = CodeProbeRequest(
+        probe = SubjectProbeRequest(
             subject=subject,
             reports=self.directory / "r",
             memory_bytes=BUDGET_BYTES,
             max_size=256,
         )
         path = self.directory / "p.toml"
-        probe_one(bench, prepare_code(bench, probe), path)
+        probe_one(bench, probe.prepare(bench), path)
         request = SweepRequest(
             reports=self.directory / "r", budget_s=600.0, window_s=1.0
         )
-        step = CodeStep(
+        step = SearchedStep(
             bench=bench, stored=read_profile(path), probe=probe, sweep=request
         )
         evidence = explore(step)

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.base.process import start_child
 from autotune.cluster.torchrun import torchrun_command
-from autotune.confirm.values import ShortTrainingRequest
+from autotune.subjects.mlm.confirm.values import ShortTrainingRequest
 from autotune.trials.job_figures import ShortTrainingFigures
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.values import Trial

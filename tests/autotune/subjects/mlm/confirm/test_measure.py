@@ -8,9 +8,9 @@ import pytest
 
 from autotune.base.defaults import CONFIRM_ROUNDS
 from autotune.confirm.measure import SplitRunner
-from autotune.confirm.trainer_training import TrainerTraining
 from autotune.errors import OutOfTime, Undecided
 from autotune.evidence.probe import CurvePoint
+from autotune.subjects.mlm.confirm.training import MlmTraining
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.rounds import Rounds
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
@@ -97,7 +97,7 @@ def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitR
         }
     )
     return SplitRunner(
-        training=TrainerTraining(
+        training=MlmTraining(
             bench=None,
             stored=None,
             probe=probe,

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.confirm.code_training import CodeTraining
 from autotune.confirm.decide import confirmed_words
 from autotune.confirm.sections import confirm_text
 from autotune.confirm.stage import confirm_profile
+from autotune.confirm.subject_training import training_of
 from autotune.errors import BadInput, ProfileRejected, UsageError
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import read_profile, write_profile
@@ -85,7 +85,7 @@ class OwnTraining:
         )
         write_profile(self.path, profile)
         request = SweepRequest(reports=self.directory / "r", budget_s=60.0)
-        training = CodeTraining.of(bench, read_profile(self.path), request)
+        training = training_of(bench, read_profile(self.path), request)
         return confirm_profile(training, budget_s=60.0, training_s=6.0)
 
 
@@ -164,4 +164,4 @@ def test_changed_source_is_rejected(own):
     changed = replace(bench, sources={"step": "0" * 64, "loader": "0" * 64})
     request = SweepRequest(reports=own.directory / "r", budget_s=60.0)
     with pytest.raises(ProfileRejected, match="source have changed"):
-        CodeTraining.of(changed, read_profile(own.path), request)
+        training_of(changed, read_profile(own.path), request)

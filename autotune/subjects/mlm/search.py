@@ -1,11 +1,10 @@
-"""The bundled trainer as a step whose settings are searched."""
+"""The settings of the bundled trainer's step, to be searched, and their predictions."""
 
 import math
 from dataclasses import dataclass, replace
 
 from autotune.evidence.profile import Profile
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.stage import profile_of_probe
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.store import StoredProfile, before_sweep
@@ -15,14 +14,12 @@ from autotune.search.decide.configuration_space import (
     without_size,
 )
 from autotune.search.request import ExploreRequest, StepPrediction, StepPredictor
-from autotune.search.stage import STUDY_OF_PROBE
 from autotune.search.windows import StepWindows
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
 from autotune.speed.values import MachineRates
 from autotune.subjects.bench import SubjectBench
-from autotune.subjects.mlm.memory.probe import Probe, ProbeRequest
-from autotune.subjects.mlm.memory.stage import prepare, settled_probe
+from autotune.subjects.mlm.memory.probe import MlmProbe, MlmProbeRequest
 from autotune.subjects.mlm.settings import (
     MlmSettings,
     dataset_layouts,
@@ -34,49 +31,15 @@ from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_machine import Machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerStep:
-    """A probed step of the bundled trainer whose settings are searched."""
-
-    bench: SubjectBench
-    stored: StoredProfile
-    probe_request: ProbeRequest
-    """The probe, with the settings that you fixed."""
-    sweep: SweepRequest
-    """Length of the windows, and their time budget."""
-
-    def request(self) -> ExploreRequest:
-        """Return the configurations to search, and their windows."""
-        return explore_request(self.bench, self.stored, self.probe_request, self.sweep)
-
-    def probed(self, candidate: Configuration, ends_s: float | None) -> Profile:
-        """Return the profile of a probe of a candidate, as for ``ExploredStep``."""
-        settings = {
-            **candidate,
-            "parallel": self.stored.profile.train.parallel,
-            "global_batch_tokens": self.stored.profile.constraints.global_batch_tokens,
-        }
-        request = replace(
-            self.probe_request,
-            config=self.probe_request.config.model_copy(update=settings),
-        )
-        profile, _ = profile_of_probe(
-            self.bench,
-            prepare(self.bench, request),
-            self.stored.path,
-            ends_s=ends_s,
-            study=STUDY_OF_PROBE,
-        )
-        return profile
-
-
 def explore_request(
     bench: SubjectBench,
     stored: StoredProfile,
-    probe_request: ProbeRequest,
+    probe_request: MlmProbeRequest,
     request: SweepRequest,
 ) -> ExploreRequest:
     """Return the search space around a profile's settings, with its windows.
+
+    It is the part of ``autotune.search.step`` that knows the trainer's settings.
 
     Args:
         bench: Machine on which trials of the model run.
@@ -85,7 +48,7 @@ def explore_request(
         request: Length of the windows, and their time budget.
     """
     train = before_sweep(stored.profile)
-    probe = settled_probe(bench, probe_request)
+    probe = probe_request.settled(bench)
     searched, left_out = settings_to_search(
         train, probe_request.config, step_support(bench.site)
     )
@@ -128,7 +91,7 @@ def explore_request(
 def _predictor(
     bench: SubjectBench,
     profile: Profile,
-    probe: Probe,
+    probe: MlmProbe,
     settings: MlmSettings,
     configurations: tuple[Configuration, ...],
 ) -> StepPredictor:
@@ -161,7 +124,7 @@ class _TracedSteps:
     """Predictions of the trainer's step, by traces."""
 
     machine: Machine
-    probe: Probe
+    probe: MlmProbe
     settings: MlmSettings
     configurations: tuple[Configuration, ...]
     """All configurations, whose sizes are predicted."""
@@ -180,11 +143,11 @@ class _TracedSteps:
         sequences_per_rank = layout.global_batch_size / ranks
         # No larger micro-batch is useful.
         useful_size = math.ceil(sequences_per_rank / (1 - self.headroom_share)) + 1
-        request = self.probe.limits
+        request = self.probe.request
         most = min(useful_size, request.max_size)
         probe = replace(
             self.probe,
-            limits=replace(request, max_size=most),
+            request=replace(request, max_size=most),
             sequence_stats=layout.statistics,
             config=config,
         )

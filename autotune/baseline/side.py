@@ -5,7 +5,7 @@ They are its tuned settings, and the baselines of its subject.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from autotune.baseline.contender import Contender
 from autotune.baseline.values import UntunedRequest
@@ -13,38 +13,35 @@ from autotune.errors import NotCheckable
 from autotune.evidence.baseline import TUNED, UNTUNED, SettingDifference
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.local_probe import require_local, require_local_probe
+from autotune.profiles.local_probe import require_local
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.baseline import LOADER_SETTINGS, Baseline
 from autotune.subjects.bench import SubjectBench
-from autotune.subjects.mlm.baselines.comparison import (
-    trainer_baselines,
-    tuned_trainer,
-)
-from autotune.subjects.mlm.workers.windows import training_windows
+from autotune.subjects.parts import part_of
 from autotune.subjects.subject import Argument
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.values import CallTable
-from autotune.workers.windows import SubjectWindows, windows_of_code
+from autotune.workers.windows import SubjectWindows, windows_of_subject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSide:
-    """A profile of the bundled trainer on this machine."""
+class Side(Protocol):
+    """A profile on this machine: its tuned settings, and their baselines."""
 
-    stored: StoredProfile
-    windows: SubjectWindows[Any]
-    """Windows of the tuned settings."""
-    fingerprint: Fingerprint
-    """Fingerprint of this machine, with the model and the dataset."""
-    fit_local: Mapping[str, Any]
-    """Inputs of checks that a size fits."""
+    @property
+    def stored(self) -> StoredProfile:
+        """The profile."""
+
+    @property
+    def windows(self) -> SubjectWindows[Any]:
+        """Windows of the tuned settings."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Fingerprint of this machine, with the subject."""
 
     def tuned(self, name: str = TUNED) -> Contender:
-        """Return the tuned settings."""
-        subject = self.windows.subject
-        return self._contender(tuned_trainer(name, subject, self.windows.request.data))
+        """Return the tuned settings, under a name."""
 
     def contenders(
         self, runner: TrialRunner, untuned: Mapping[str, Argument]
@@ -52,49 +49,26 @@ class TrainerSide:
         """Return the tuned settings, and after them the baselines.
 
         Args:
-            runner: Runner of trials; none is needed.
+            runner: Runner of the trials that they need.
             untuned: Settings before tuning, as you gave them.
 
         Raises:
-            NotCheckable: If you gave any: the trainer has its own.
+            NotCheckable: If the settings before tuning are not known, or cannot be
+                given.
         """
-        if untuned:
-            raise NotCheckable(
-                "--untuned cannot be used with a profile of the bundled trainer, whose"
-                " untuned settings are those of torch and transformers",
-                next_step="Remove --untuned.",
-            )
-        probe = require_local_probe(self.stored)
-        most, limit = self.windows.limits.max_workers()
-        baselines = trainer_baselines(
-            self.windows.subject,
-            self.windows.request.data,
-            most,
-            limit,
-            micro_batches=probe.gradient_accumulation_steps,
-        )
-        return [self._contender(baseline) for baseline in baselines]
-
-    def _contender(self, baseline: Baseline) -> Contender:
-        return Contender(
-            baseline=baseline,
-            windows=self.windows,
-            units_per_batch_of_size=baseline.subject.size.units_per_size,
-            fit_local=dict(self.fit_local),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeSide:
-    """A profile of your own code on this machine."""
+class SubjectSide:
+    """A profile on this machine, beside the settings before tuning."""
 
     stored: StoredProfile
     bench: SubjectBench
-    """Machine, and what was learned of your code when it was imported."""
+    """Machine, and what was learned of the code when it was imported."""
     windows: SubjectWindows[Any]
     """Windows of the tuned settings."""
     fingerprint: Fingerprint
-    """Fingerprint of this machine, with your code."""
+    """Fingerprint of this machine, with the subject."""
     fit_local: Mapping[str, Any]
     """Inputs of checks that a size fits."""
 
@@ -229,10 +203,6 @@ class CodeSide:
         )
 
 
-Side = TrainerSide | CodeSide
-"""A profile on this machine."""
-
-
 def open_side(
     bench: SubjectBench, stored: StoredProfile, request: SweepRequest
 ) -> Side:
@@ -246,28 +216,28 @@ def open_side(
     Raises:
         ProfileRejected: If the profile is of another machine, subject or dataset.
     """
-    ranks = request.local_ranks or stored.profile.local_ranks
-    ranks = local_ranks(bench.site, ranks)
+    ranks = local_ranks(bench.site, request.local_ranks or stored.profile.local_ranks)
     request = replace(request, local_ranks=ranks)
-    fit_local = {
+    return part_of(bench.subject.kind, "side", _side_of)(bench, stored, request)
+
+
+def fit_inputs(bench: SubjectBench, ranks: int) -> dict[str, Any]:
+    """Return the inputs of checks that a size fits, which depend on this machine."""
+    return {
         "device_used_before_bytes": bench.used_before_bytes(ranks),
         "directory": bench.import_directory,
     }
-    if stored.profile.has_train:
-        require_local_probe(stored, bench.fingerprint)
-        return TrainerSide(
-            stored=stored,
-            windows=training_windows(bench, stored.profile.train, request, ranks),
-            fingerprint=bench.fingerprint,
-            fit_local=fit_local,
-        )
+
+
+def _side_of(bench: SubjectBench, stored: StoredProfile, request: SweepRequest) -> Side:
+    """Return a profile of any subject beside the settings before tuning."""
     require_local(stored, bench.fingerprint)
-    return CodeSide(
+    return SubjectSide(
         stored=stored,
         bench=bench,
-        windows=windows_of_code(bench.subject, {}, request, bench),
+        windows=windows_of_subject(bench.subject, {}, request, bench),
         fingerprint=bench.fingerprint,
-        fit_local=fit_local,
+        fit_local=fit_inputs(bench, request.local_ranks or 1),
     )
 
 

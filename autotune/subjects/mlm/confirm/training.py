@@ -2,13 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from autotune.base.units import format_seconds
 from autotune.confirm.decide import micro_batches_of_window, rivals
-from autotune.confirm.profile_kernels import profile_kernels
-from autotune.confirm.short_training import END_TIMEOUT_S, ShortTraining
-from autotune.confirm.values import ShortTrainingRequest
 from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.evidence.kernels import StepKernels
 from autotune.evidence.probe import ProbeEvidence
@@ -20,6 +16,9 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.bench import SubjectBench
+from autotune.subjects.mlm.confirm.profile_kernels import profile_kernels
+from autotune.subjects.mlm.confirm.short_training import END_TIMEOUT_S, ShortTraining
+from autotune.subjects.mlm.confirm.values import ShortTrainingRequest
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.mlm.workers.windows import training_trial, training_windows
 from autotune.trials.job_figures import WindowFigures
@@ -34,7 +33,7 @@ MIN_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerTraining:
+class MlmTraining:
     """Training from a profile of the bundled trainer.
 
     Splits of the global batch that are nearly as fast as the chosen one are measured,
@@ -49,30 +48,6 @@ class TrainerTraining:
     sizes: Sequence[int]
     windows: SubjectWindows[MlmSubject]
     """Windows of the profile's training."""
-
-    @classmethod
-    def of(
-        cls, bench: SubjectBench, stored: StoredProfile, request: SweepRequest
-    ) -> Self:
-        """Return the training of a profile, in windows of a request.
-
-        Raises:
-            ProfileRejected: If the profile is of another machine, model or dataset.
-        """
-        train = stored.profile.train
-        probe = require_local_probe(stored, bench.fingerprint)
-        ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
-        steps = measured_splits(
-            probe.curve, global_batch_size=train.global_batch_size, ranks=ranks
-        )
-        size = train.micro_batch_size
-        return cls(
-            bench=bench,
-            stored=stored,
-            probe=probe,
-            sizes=[size, *rivals(steps, size)],
-            windows=training_windows(bench, train, request, ranks),
-        )
 
     @property
     def size_name(self) -> str:
@@ -138,8 +113,9 @@ class TrainerTraining:
     ) -> Profile:
         """Return a profile with the evidence, and the micro-batch that it chose."""
         size = evidence.rows[0].micro_batch_size
-        train = profile.train.model_copy(update={"micro_batch_size": size})
-        return add_evidence(profile, "confirm", evidence, runner, train)
+        return add_evidence(
+            profile, "confirm", evidence, runner, profile.with_size(size)
+        )
 
     def train(
         self, profile: Profile, runner: TrialRunner, seconds: float
@@ -170,3 +146,29 @@ class TrainerTraining:
             f"{format_seconds(seconds)} are too short for a start and steps of about"
             f" {format_seconds(step_s)}"
         )
+
+
+def training_of(
+    bench: SubjectBench, stored: StoredProfile, request: SweepRequest
+) -> MlmTraining:
+    """Return the training of a profile, in windows of a request.
+
+    It is the part of ``autotune.confirm.stage`` that knows the trainer's global batch.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+    """
+    train = stored.profile.train
+    probe = require_local_probe(stored, bench.fingerprint)
+    ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
+    steps = measured_splits(
+        probe.curve, global_batch_size=train.global_batch_size, ranks=ranks
+    )
+    size = train.micro_batch_size
+    return MlmTraining(
+        bench=bench,
+        stored=stored,
+        probe=probe,
+        sizes=[size, *rivals(steps, size)],
+        windows=training_windows(bench, train, request, ranks),
+    )

@@ -13,7 +13,7 @@ from autotune.evidence.network import (
     RankCompute,
 )
 from autotune.network.decide.step_model import all_reduce_s, step_time
-from autotune.network.measure import NetworkRequest, NetworkTuning
+from autotune.subjects.mlm.network.measure import NetworkRequest, NetworkTuning
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on

@@ -1,11 +1,11 @@
-"""Training by functions of yours, to be confirmed."""
+"""Training by a subject's own functions, to be confirmed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from autotune.base.units import format_seconds
-from autotune.confirm.values import CodeTrainingRequest
+from autotune.confirm.training import ConfirmedTraining
+from autotune.confirm.values import SubjectTrainingRequest
 from autotune.errors import UsageError
 from autotune.evidence.argument import Argument
 from autotune.evidence.confirm import ConfirmEvidence, SplitRates
@@ -16,6 +16,7 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.bench import SubjectBench
+from autotune.subjects.parts import part_of
 from autotune.subjects.subject import Subject
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Outcome
@@ -28,7 +29,7 @@ from autotune.workers.windows import (
     queued_batches,
     units_per_micro_batch,
     window_trial,
-    windows_of_code,
+    windows_of_subject,
 )
 
 MIN_STEPS = 2
@@ -37,48 +38,17 @@ _LOADER_SETTINGS = ("num_workers", "prefetch_factor", "pin_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeTraining:
-    """Training with the settings of a profile of your code.
+class SubjectTraining:
+    """Training with the settings of a profile, by the functions of its subject.
 
-    Its global batch is yours, so only the chosen size is measured.
+    Its step decides the global batch, so only the chosen size is measured.
     """
 
     bench: SubjectBench
-    """Machine on which trials of your code run."""
+    """Machine on which trials of the subject run."""
     stored: StoredProfile
     windows: SubjectWindows[Subject]
     """Windows with the settings of the profile, and with its loader."""
-
-    @classmethod
-    def of(
-        cls, bench: SubjectBench, stored: StoredProfile, request: SweepRequest
-    ) -> Self:
-        """Return the training of a profile, in windows of a request.
-
-        Raises:
-            ProfileRejected: If the profile is of another machine, or of other code.
-            UsageError: If nothing feeds the step.
-        """
-        probe = require_local_probe(stored, bench.fingerprint)
-        subject, profile = bench.subject, stored.profile
-        if not probe.trains and subject.loader({}) is None:
-            raise UsageError(
-                f"{subject.words} has no loader, with which training could be"
-                " confirmed",
-                next_step=f"Add one: {workers_command(profile, stored.path)}",
-            )
-        fixed = profile.subject.arguments.get("num_workers", 0)
-        return cls(
-            bench=bench,
-            stored=stored,
-            windows=windows_of_code(
-                subject,
-                {"num_workers": fixed, **profile.settings},
-                request,
-                bench,
-                fed_by="training" if probe.trains else "loader",
-            ),
-        )
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -150,7 +120,7 @@ class CodeTraining:
         loader = None
         if windows.fed_by == "loader":
             loader = CallTable.of_call(windows.loader)
-        request = CodeTrainingRequest(
+        request = SubjectTrainingRequest(
             step=CallTable.of_call(windows.step),
             loader=loader,
             unit=windows.subject.size.unit,
@@ -169,3 +139,37 @@ class CodeTraining:
         return outcome, (
             f"{format_seconds(seconds)} are too short for a start and a few steps"
         )
+
+
+def training_of(
+    bench: SubjectBench, stored: StoredProfile, request: SweepRequest
+) -> ConfirmedTraining:
+    """Return the training of a profile of any subject, in windows of a request.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, subject or dataset.
+        UsageError: If nothing feeds the step.
+    """
+    return part_of(bench.subject.kind, "training", _training_of)(bench, stored, request)
+
+
+def _training_of(
+    bench: SubjectBench, stored: StoredProfile, request: SweepRequest
+) -> ConfirmedTraining:
+    """Return the training by the subject's own functions."""
+    probe = require_local_probe(stored, bench.fingerprint)
+    subject, profile = bench.subject, stored.profile
+    if not probe.trains and subject.loader({}) is None:
+        raise UsageError(
+            f"{subject.words} has no loader, with which training could be confirmed",
+            next_step=f"Add one: {workers_command(profile, stored.path)}",
+        )
+    fixed = profile.subject.arguments.get("num_workers", 0)
+    windows = windows_of_subject(
+        subject,
+        {"num_workers": fixed, **profile.settings},
+        request,
+        bench,
+        fed_by="training" if probe.trains else "loader",
+    )
+    return SubjectTraining(bench=bench, stored=stored, windows=windows)

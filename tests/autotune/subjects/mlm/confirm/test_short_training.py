@@ -5,9 +5,9 @@ import importlib.metadata
 import numpy as np
 import pytest
 
-from autotune.confirm.short_training import ShortTraining, figures_of
-from autotune.confirm.values import ShortTrainingRequest
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.subjects.mlm.confirm.short_training import ShortTraining, figures_of
+from autotune.subjects.mlm.confirm.values import ShortTrainingRequest
 from autotune.trials.job_figures import ShortTrainingFigures
 from autotune.trials.outcomes import Crashed, Measured
 from testbed.datasets import write_dataset

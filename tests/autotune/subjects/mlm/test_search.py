@@ -7,14 +7,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from autotune.errors import ProfileRejected
+from autotune.memory.stage import probe_all
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
-from autotune.search import trainer_step
 from autotune.search.request import StepPrediction
 from autotune.search.stage import explore
-from autotune.search.trainer_step import TrainerStep, explore_request
+from autotune.search.step import SearchedStep
 from autotune.speed.decide import data_sheet_rates
-from autotune.subjects.mlm.memory.stage import probe_models
+from autotune.subjects.mlm import search as mlm_search
+from autotune.subjects.mlm.search import explore_request
 from autotune.subjects.mlm.settings import TRIED_VALUES
 from autotune.trials import trial_bench
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
@@ -64,7 +65,7 @@ class Workbench:
         self.place = directory
         self.data = data
         self.path = directory / "p" / "tiny-cpu.toml"
-        probe_models(self.bench, [probe_request(directory, data)], directory / "p")
+        probe_all(self.bench, [probe_request(directory, data)], directory / "p")
         machine.trials.clear()
         self.before = read_profile(self.path)
         self.windows = SweepRequest(data=data, reports=directory / "r", budget_s=600.0)
@@ -79,10 +80,10 @@ class Workbench:
 
     def explored(self):
         exploration = explore(
-            TrainerStep(
+            SearchedStep(
                 bench=self.bench,
                 stored=self.before,
-                probe_request=probe_request(self.place, self.data),
+                probe=probe_request(self.place, self.data),
                 sweep=self.windows,
             )
         )
@@ -245,7 +246,7 @@ def test_known_rates_predict_steps(make, monkeypatch):
     work = make()
     trace_all(work)
     monkeypatch.setattr(
-        trainer_step,
+        mlm_search,
         "known_rates",
         lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3"),
     )

@@ -1,0 +1,1 @@
+"""Training of the bundled trainer, whose settings ``confirm`` verifies."""

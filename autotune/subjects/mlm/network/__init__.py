@@ -1,0 +1,1 @@
+"""Gradient synchronisation of the bundled trainer, measured across ranks."""
