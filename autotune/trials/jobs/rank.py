@@ -31,6 +31,8 @@ def run_rank(
     # All ranks are on this host, so they talk over its loopback interface. By default
     # gloo looks up the host's name, which need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if request.local_ranks == 1:
+        _see_one_gpu()
     local = request.local | _launch_settings(
         request.local_ranks, rank, directory, master_port
     )
@@ -71,6 +73,16 @@ def _launch_settings(
         },
         "rendezvous": str(directory / "rendezvous"),
     }
+
+
+def _see_one_gpu() -> None:
+    """Hide all GPUs but the first from this process, unless all are hidden already.
+
+    Libraries such as transformers' Trainer otherwise train one process on all GPUs,
+    with ``DataParallel``, and the measured figures would not be those of one rank.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
 
 
 def _redirect_output(log: Path) -> None:
