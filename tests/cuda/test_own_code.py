@@ -61,6 +61,45 @@ def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     assert run_without_autotune(step["infeasible_min"]) in ("out of memory", "retried")
 
 
+STEP_ON_ALL_GPUS = """
+import torch
+
+def build_step(micro_batch_size, device):
+    assert torch.cuda.device_count() == 1, f"{torch.cuda.device_count()} GPUs"
+    weight = torch.zeros(64, 64, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step():
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+"""
+
+
+@pytest.mark.parametrize("visible", [{}, {"CUDA_VISIBLE_DEVICES": "1,0"}])
+def test_trial_of_one_rank_sees_one_gpu(null_gpu, tmp_path, visible):
+    (tmp_path / "counts.py").write_text(STEP_ON_ALL_GPUS)
+    machine = null_gpu(
+        devices=2,
+        memory=MEMORY_BYTES,
+        variables={"PYTHONPATH": str(tmp_path)} | visible,
+    )
+    ended = machine.autotune(
+        "probe",
+        "--step",
+        "counts:build_step",
+        "--max-micro-batch-size",
+        "2",
+        "--out",
+        tmp_path,
+        "--reports",
+        tmp_path,
+    )
+    assert ended.code == 0, ended
+
+
 STEP_WITH_HOST_MEMORY = """
 import torch
 

@@ -139,7 +139,12 @@ const char *cudaGetErrorName(cudaError_t code) { return row(code) < 0 ? "cudaErr
 const char *cudaGetErrorString(cudaError_t code) { return row(code) < 0 ? "unknown error" : errors[row(code)].text; }
 
 /* --- the driver --- */
-CUresult cuInit(unsigned flags) { return ng_get()->devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+CUresult cuInit(unsigned flags) {
+    static int begun;
+    if (!begun) ng_see();
+    begun = 1;
+    return ng_get()->devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
 CUresult cuDriverGetVersion(int *out) { return (CUresult)cudaDriverGetVersion(out); }
 CUresult cuDeviceGetCount(int *out) {
     *out = ng_get()->devices;

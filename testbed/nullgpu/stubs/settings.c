@@ -1,4 +1,5 @@
-/* The environment, read once. Every name is NULLGPU_ and a field of ng_settings in capitals. */
+/* The environment, read once; CUDA_VISIBLE_DEVICES again by cuInit, as a forked process may have changed it.
+ * Every name is NULLGPU_ and a field of ng_settings in capitals. */
 #include "nullgpu.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +71,10 @@ __attribute__((constructor(101))) static void read_environment(void) {
     };
     if (settings.cards > NG_CARDS) settings.cards = NG_CARDS;
     if (sscanf(text("NULLGPU_CAPABILITY", "9.0"), "%d.%d", &settings.major, &settings.minor) != 2) abort();
+    see(getenv("CUDA_VISIBLE_DEVICES"));
+}
+NG_API void ng_see(void) {
+    settings.devices = 0;
     see(getenv("CUDA_VISIBLE_DEVICES"));
 }
 const ng_settings *ng_get(void) { return &settings; }
