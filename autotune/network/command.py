@@ -4,7 +4,9 @@ It measures links between ranks, and their cost in a step.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +26,7 @@ from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
+    from autotune.network.decide.scaling_model import ScalingModel
     from autotune.network.scaling import Assumed
     from autotune.profiles.store import StoredProfile
     from autotune.trials.sweep_request import SweepRequest
@@ -74,16 +77,9 @@ def network(
     --predict predicts scaling at the same global batch; --bandwidth and
     --global-batch-tokens require it.
     """
-    from autotune.base.answer_json import answer_json
-    from autotune.network.scaling import Assumed, known_of, ranks_of
-    from autotune.network.sections import network_text, scaling_text
-    from autotune.network.stage import measure_network, nodes_here
-    from autotune.profiles.local_probe import require_local_probe
-    from autotune.profiles.measuring_commands import profile_job, sweep_request
+    from autotune.network.scaling import Assumed, known_of
+    from autotune.profiles.measuring_commands import sweep_request
     from autotune.profiles.store import read_profile
-    from autotune.subjects.mlm.network.stage import scale_profile
-    from autotune.trials.decide.least_time import sweep_time_text
-    from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
 
     counts = _counts(nodes, several=predict)
     for name, is_set in {
@@ -96,107 +92,122 @@ def network(
                 next_step=f"Add --predict, or remove {name}",
             )
     stored = read_profile(sweep.profile)
-    if not stored.profile.has_train:
-        assumed = None
-        if bandwidth is not None:
-            assumed = Assumed(bits_per_s=bandwidth, latency_s=latency_s)
-        if predict:
-            _predict_own(sweep, stored, counts, assumed, job)
-            return
+    assumed = None
+    if bandwidth is not None:
+        assumed = Assumed(bits_per_s=bandwidth, latency_s=latency_s)
+    if not predict:
         request = sweep_request(sweep, stored, job.reports, time_limit_s)
-        _measure_own(context, stored, request, counts, job)
-        return
-    profile, model = stored.profile, stored.profile.train.model.name
-    if predict:
-        if not counts and job.slurm is not None:
-            what = (
-                "--slurm with --predict requires --nodes: the job gets as many nodes as"
-                " the largest number"
-            )
-            raise UsageError(what, next_step="Add --nodes 1,2,4")
-        counts = counts or _counts(DEFAULT_NODES, several=True)
-        asked = JobRequest(
-            name=f"network-predict-{model}",
-            purpose=f"Measures {model} on up to {plural(max(counts), 'node')}.",
-            trial_log=str(
-                report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY
-            ),
-            expected_minutes=1 + 1.5 * len(counts),
-            trial_timeout_s=sweep.trial_timeout_s,
-            nodes=max(counts),
-            ranks=sweep.ranks or ranks_of(profile),
-            on_gpus=profile.train.device == "cuda",
-            cpus=profile.fingerprint.allotted_cpus,
-            with_srun=False,
-            reports=job.reports,
-        )
-        if job.submitted(context, asked):
-            return
-        assumed = (
-            None
-            if bandwidth is None
-            else Assumed(bits_per_s=bandwidth, latency_s=latency_s)
-        )
-        known = known_of(
-            profile,
+        _measure(context, stored, request, counts, job)
+    elif stored.profile.has_train:
+        known = partial(
+            known_of,
+            stored.profile,
             assumed=assumed,
             ranks_per_node=sweep.ranks,
             global_batch_tokens=global_batch_tokens,
         )
-        scaled = scale_profile(
-            stored,
-            known,
-            counts,
-            data=sweep.data,
-            reports=job.reports,
-            trial_timeout_s=sweep.trial_timeout_s,
-        )
-        print(answer_json(scaled) if job.as_json else scaling_text(scaled))
-        return
-    require_local_probe(stored)
-    request = sweep_request(sweep, stored, job.reports, time_limit_s)
-    count = counts[0] if counts else None
-    purpose = (
-        f"Measures the network between nodes, and how {model} trains best over it."
-    )
-    asked = profile_job("network", purpose, stored, request)
-    if job.submitted_or_rejected(
-        context, replace(asked, nodes=count or 2, with_srun=False)
-    ):
-        return
-    sys.stderr.write(
-        sweep_time_text(
-            "network", stored.profile.train.device, request.window_s, time_limit_s
-        )
-    )
-    measured, _ = measure_network(stored, request, count or nodes_here())
-    print(
-        answer_json(measured) if job.as_json else network_text(measured, sweep.profile)
-    )
+        _predict(context, sweep, stored, counts, known=known, job=job)
+    else:
+        _predict_own(sweep, stored, counts, assumed, job)
 
 
-def _measure_own(
+def _measure(
     context: typer.Context,
     stored: "StoredProfile",
     request: "SweepRequest",
     counts: list[int],
     job: JobOptions,
 ) -> None:
-    """Measure the links, and a step of yours on one rank and on all of them."""
+    """Measure links and steps on several ranks, or submit a job for it."""
     from autotune.base.answer_json import answer_json
     from autotune.network.sections import network_text
     from autotune.network.stage import measure_network
+    from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job
+    from autotune.trials.decide.least_time import sweep_time_text
 
-    subject = stored.profile.subject
-    purpose = f"Measures {subject.words} on one rank and on several."
+    require_local_probe(stored)
+    profile = stored.profile
+    purpose = (
+        f"Measures the network, and what it costs a step of {profile.subject.words}."
+    )
+    asked = profile_job("network", purpose, stored, request)
+    # Steps of your code are measured on the ranks of one node.
+    usual_nodes = 2 if profile.has_train else 1
+    nodes = counts[0] if counts else None
     if job.submitted_or_rejected(
-        context, profile_job("network", purpose, stored, request)
+        context, replace(asked, nodes=nodes or usual_nodes, with_srun=False)
     ):
         return
-    nodes = counts[0] if counts else 1
+    sys.stderr.write(
+        sweep_time_text("network", profile.device, request.window_s, request.budget_s)
+    )
     measured, _ = measure_network(stored, request, nodes)
     print(answer_json(measured) if job.as_json else network_text(measured, stored.path))
+
+
+def _predict(
+    context: typer.Context,
+    sweep: SweepOptions,
+    stored: "StoredProfile",
+    counts: list[int],
+    *,
+    known: "Callable[[], ScalingModel]",
+    job: JobOptions,
+) -> None:
+    """Print the predicted scaling, and measure the numbers of nodes of this job.
+
+    Args:
+        context: Command line, which a job runs again.
+        sweep: Options of the command.
+        stored: Profile of the bundled trainer.
+        counts: Numbers of nodes; empty for the default ones.
+        known: Returns the scaling model of the profile.
+        job: Options of the SLURM job and of the output.
+
+    Raises:
+        UsageError: If a job is requested without a number of nodes.
+    """
+    from autotune.base.answer_json import answer_json
+    from autotune.network.scaling import ranks_of
+    from autotune.network.sections import scaling_text
+    from autotune.subjects.mlm.network.stage import scale_profile
+    from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
+
+    profile, model = stored.profile, stored.profile.train.model.name
+    if not counts and job.slurm is not None:
+        what = (
+            "--slurm with --predict requires --nodes: the job gets as many nodes as"
+            " the largest number"
+        )
+        raise UsageError(what, next_step="Add --nodes 1,2,4")
+    counts = counts or _counts(DEFAULT_NODES, several=True)
+    asked = JobRequest(
+        name=f"network-predict-{model}",
+        purpose=f"Measures {model} on up to {plural(max(counts), 'node')}.",
+        trial_log=str(
+            report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY
+        ),
+        expected_minutes=1 + 1.5 * len(counts),
+        trial_timeout_s=sweep.trial_timeout_s,
+        nodes=max(counts),
+        ranks=sweep.ranks or ranks_of(profile),
+        on_gpus=profile.train.device == "cuda",
+        cpus=profile.fingerprint.allotted_cpus,
+        with_srun=False,
+        reports=job.reports,
+    )
+    if job.submitted(context, asked):
+        return
+    scaled = scale_profile(
+        stored,
+        known(),
+        counts,
+        data=sweep.data,
+        reports=job.reports,
+        trial_timeout_s=sweep.trial_timeout_s,
+    )
+    print(answer_json(scaled) if job.as_json else scaling_text(scaled))
 
 
 def _predict_own(

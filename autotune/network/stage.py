@@ -128,7 +128,7 @@ def open_ranks(
 def measure_network(
     stored: StoredProfile,
     request: SweepRequest,
-    nodes: int,
+    nodes: int | None,
     bench: SubjectBench | None = None,
     display: Display | None = None,
 ) -> tuple[NetworkEvidence, float]:
@@ -137,7 +137,8 @@ def measure_network(
     Args:
         stored: Profile of any subject.
         request: Number of ranks, and time limits.
-        nodes: Number of nodes.
+        nodes: Number of nodes; None takes as many of this job as the subject can be
+            measured on.
         bench: A bench of the subject; None opens one if it is needed.
         display: Shows the progress; None shows it in one line.
 
@@ -160,12 +161,12 @@ def measure_network(
 def _measure_step(
     stored: StoredProfile,
     request: SweepRequest,
-    nodes: int,
+    nodes: int | None,
     bench: SubjectBench | None,
     display: Display | None,
 ) -> tuple[NetworkEvidence, float]:
     """Measure the links of ranks, and the step on one rank and on all of them."""
-    if nodes > 1:
+    if nodes is not None and nodes > 1:
         raise NotCheckable(
             f"your own step is measured on one node, and --nodes {nodes} was requested",
             next_step=(

@@ -67,7 +67,7 @@ def open_multirank(
 def tune_network(
     stored: StoredProfile,
     request: SweepRequest,
-    nodes: int,
+    nodes: int | None,
     bench: SubjectBench | None = None,
     display: Display | None = None,
 ) -> tuple[NetworkEvidence, float]:
@@ -79,6 +79,7 @@ def tune_network(
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.local_ranks or require_local_probe(stored).local_ranks
+    nodes = nodes or nodes_here()
     with open_multirank(
         stored,
         request.data,
@@ -108,18 +109,9 @@ def tune_network(
             "micro_batch_size": tuning.micro_batch_size(chosen),
         }
     )
-    write_atomically(
-        stored.path,
-        profile_to_toml(
-            add_evidence(
-                stored.profile,
-                "network",
-                found,
-                runner,
-                stored.profile.with_train(train),
-            )
-        ),
-    )
+    changed = stored.profile.with_train(train)
+    profile = add_evidence(stored.profile, "network", found, runner, changed)
+    write_atomically(stored.path, profile_to_toml(profile))
     return found, ranks_bench.server.waited_s
 
 
