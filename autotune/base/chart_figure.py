@@ -165,8 +165,10 @@ def _draw_line_chart(axes: "Axes", drawing: LineChart) -> None:
             linestyle="--",
             label=name_in_chart(reference_line.label),
         )
+    heights = [point.y for point in drawn_points]
+    heights += [reference_line.value for reference_line in drawing.reference_lines]
     scale_axis(axes, "x", drawing.x, [point.x for point in drawn_points])
-    scale_axis(axes, "y", drawing.y, [point.y for point in drawn_points])
+    scale_axis(axes, "y", drawing.y, heights)
     axes.grid(visible=True, which="major", linewidth=0.3, color=INK, alpha=0.25)
 
 
@@ -349,6 +351,7 @@ def _draw_histogram(axes: "Axes", drawing: Histogram) -> None:
     widths = [drawn_bin.end - drawn_bin.start for drawn_bin in drawing.bins]
     axes.bar(starts, heights, width=widths, align="edge", color=_BLUE, linewidth=0)
     _draw_vertical_lines(axes, drawing.reference_lines)
+    ends += [reference_line.value for reference_line in drawing.reference_lines]
     scale_axis(axes, "x", drawing.x, ends)
     scale_axis(axes, "y", drawing.y, heights)
 

@@ -284,3 +284,16 @@ def test_leaves_out_ticks_that_would_touch():
     )
     assert "298" in texts
     assert "256" not in texts
+
+
+def test_distant_reference_line_has_few_ticks(caplog):
+    memory = LineChart(
+        x=Axis(label="size", unit="count"),
+        y=Axis(label="memory", unit="bytes"),
+        lines=(Line(name="measured", points=(Point(x=1, y=2e5), Point(x=2, y=3e5))),),
+        reference_lines=(ReferenceLine(value=2.0**26, label="budget"),),
+    )
+    text = draw(memory)
+    assert "memory (MiB)" in text
+    # matplotlib complains of too many ticks in its log.
+    assert caplog.records == []
