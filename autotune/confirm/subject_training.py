@@ -4,13 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.base.units import format_seconds
+from autotune.confirm.profile_kernels import profile_kernels
 from autotune.confirm.training import ConfirmedTraining
 from autotune.confirm.values import SubjectTrainingRequest
 from autotune.errors import UsageError
 from autotune.evidence.argument import Argument
 from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.evidence.kernels import StepKernels
+from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
+from autotune.memory.size_probe import KERNEL_STEPS, step_fields
+from autotune.memory.values import KernelsRequest
 from autotune.profiles.decide.follow_up import workers_command
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
@@ -47,6 +51,8 @@ class SubjectTraining:
     bench: SubjectBench
     """Machine on which trials of the subject run."""
     stored: StoredProfile
+    probe: ProbeEvidence
+    """Evidence of the profile's probe."""
     windows: SubjectWindows[Subject]
     """Windows with the settings of the profile, and with its loader."""
 
@@ -102,8 +108,34 @@ class SubjectTraining:
         return figures.units_per_s
 
     def kernels(self, runner: TrialRunner, split: SplitRates) -> StepKernels | str:
-        """Return the reason why kernels are not profiled."""
-        return "kernels are profiled for the bundled trainer alone"
+        """Return the kernels of a step, or the reason why they were not profiled.
+
+        The step is that of the probe, with its own batches.
+        """
+        windows, size = self.windows, self.sizes[0]
+        if self.probe.trains:
+            return "the step is a training loop, which cannot be taken apart"
+        if not isinstance(self.stored.profile.size, int):
+            return f"the profile has no {self.size_name}"
+        request = KernelsRequest(
+            **step_fields(
+                windows.subject,
+                {**windows.choice, self.size_name: size},
+                KERNEL_STEPS[windows.device],
+                device=windows.device,
+                local_ranks=windows.local_ranks,
+                source_sha256=self.bench.source_sha256("step"),
+            ),
+            memory_budget_bytes=None,
+        )
+        timeout_s = windows.request.trial_timeout_s
+        return profile_kernels(
+            runner,
+            request,
+            windows.subject.words,
+            timeout_s=timeout_s,
+            **self.bench.local_inputs(timeout_s),
+        )
 
     def confirmed(
         self, profile: Profile, evidence: ConfirmEvidence, runner: TrialRunner
@@ -172,4 +204,4 @@ def _training_of(
         bench,
         fed_by="training" if probe.trains else "loader",
     )
-    return SubjectTraining(bench=bench, stored=stored, windows=windows)
+    return SubjectTraining(bench=bench, stored=stored, probe=probe, windows=windows)

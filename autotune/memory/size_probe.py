@@ -111,8 +111,6 @@ class SizeProbe:
     """Request for traces that predict memory; None if the subject cannot be traced."""
     overheads: OverheadsRange | None = None
     """Overheads of a traced step on this device; None if nothing is traced."""
-    number_format: Literal["bf16", "fp32"] = "fp32"
-    """Format of the step's matmuls, for the bounds of its kernels."""
     document_tokens: float | None = None
     """Tokens of a document on average; None if they are unknown."""
     allow_varying: bool = False
@@ -201,7 +199,6 @@ class SizeProbe:
         request = KernelsRequest(
             **self._step_fields(size, KERNEL_STEPS[self.device], timed=True),
             memory_budget_bytes=None,
-            number_format=self.number_format,
             document_tokens=self.document_tokens,
         )
         return request.trial(**self._local())

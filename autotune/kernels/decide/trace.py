@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from autotune.evidence.kernels import KernelTime, Roofline
 
@@ -43,6 +43,10 @@ _ELEMENT_BYTES = {
 """Bytes of an element by the type in a trace."""
 _NO_TENSOR = ("", "Scalar", "ScalarList")
 """Types of inputs that are no tensors."""
+MatmulFormat = Literal["bf16", "fp32"]
+"""Number format of matmuls, whose rate bounds the time of kernels."""
+_HALF_BYTES = 2
+"""Bytes of a number in half precision."""
 _MATMULS = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -174,6 +178,26 @@ def kernels_of_trace(
     return [
         _kernel_time(name, total, steps) for name, total in by_time if total.seconds
     ]
+
+
+def matmul_format(events: Iterable[Mapping[str, Any]]) -> MatmulFormat:
+    """Return the number format in which the matmuls of a trace have most FLOPs.
+
+    It is fp32 if the trace has no matmul whose factors are known. Half precision counts
+    as bf16, which devices multiply as fast.
+    """
+    flops: dict[MatmulFormat, float] = {"bf16": 0.0, "fp32": 0.0}
+    for event in events:
+        name = str(event.get("name"))
+        if event.get("cat") != "cpu_op" or name not in _MATMULS:
+            continue
+        factors = _tensors_of(event.get("args", {}))[_MATMULS[name] :]
+        work = _matmul_work(factors)
+        if work is None:
+            continue
+        element_bytes = (factors[0].stored_bytes or 0) / math.prod(factors[0].shape)
+        flops["bf16" if element_bytes <= _HALF_BYTES else "fp32"] += work.flops
+    return "bf16" if flops["bf16"] > flops["fp32"] else "fp32"
 
 
 def _kernel_time(name: str, total: _Total, steps: int) -> KernelTime:

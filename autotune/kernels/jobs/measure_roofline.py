@@ -20,7 +20,7 @@ _WARMUP_REPEATS = 3
 
 
 def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
-    """Return the rates that a device reaches, which takes less than a second.
+    """Return the rates that a device reaches, which takes seconds at most.
 
     Args:
         device: The device.

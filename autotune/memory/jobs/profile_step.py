@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from autotune.kernels.decide.trace import kernels_of_trace
+from autotune.kernels.decide.trace import (
+    MatmulFormat,
+    kernels_of_trace,
+    matmul_format,
+)
 from autotune.kernels.jobs.measure_roofline import measure_roofline
 from autotune.memory.jobs.step import begin
 from autotune.memory.values import KernelsRequest
@@ -23,7 +27,10 @@ from autotune.subjects.subject import StepFacts
 from trainer.formats.errors import BadConfig
 from trainer.runtime.device_events import mark
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_DTYPES: dict[MatmulFormat, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+}
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -41,8 +48,11 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """
     request = KernelsRequest.of(measured)
     build, group, arguments = begin(request, local)
-    # Before the model, which may leave little memory.
-    roofline = measure_roofline(group.device, _DTYPES[request.number_format])
+    # Before the model, which may leave little memory. In which format it multiplies is
+    # known afterwards.
+    rooflines = {
+        name: measure_roofline(group.device, dtype) for name, dtype in _DTYPES.items()
+    }
     if group.device.type == "cuda":
         torch.cuda.empty_cache()
     step = build(**load.accepted(build, arguments))
@@ -70,8 +80,10 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
             step()
         # So that the last kernels are in the profile.
         mark(group.device).wait()
+    events = trace_events(profiler)
+    roofline = rooflines[matmul_format(events)]
     kernels = kernels_of_trace(
-        trace_events(profiler),
+        events,
         roofline,
         on_gpu=group.device.type == "cuda",
         steps=request.timed_steps,

@@ -50,8 +50,6 @@ class KernelsRequest(StepRequest):
 
     job: ClassVar[JobName] = "kernels"
 
-    number_format: Literal["bf16", "fp32"] = "fp32"
-    """Format of matmuls, whose rate bounds the time of kernels."""
     document_tokens: float | None = None
     """Tokens of a document on average, from which the work of attention follows; None
     if it is unknown."""

@@ -24,6 +24,12 @@ from testbed.examples.trials import WINDOW_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 
 RATE = 10.0
+KERNEL_FIGURES = {
+    "kernels": [{"name": "aten::mm", "calls": 2.0, "seconds": 0.01, "bound_s": 0.008}],
+    "units_per_step": 7.0,
+    "step_s": 0.02,
+    "roofline": {"bytes_per_s": 1e10, "flops_per_s": 1e11},
+}
 DELIVERED = 9.9
 
 
@@ -52,6 +58,8 @@ class OwnTraining:
                 "mfu": None,
             }
             return Measured(figures=figures)
+        if trial.job == "kernels":
+            return Measured(figures=KERNEL_FIGURES)
         rate = RATE * (1 + 0.001 * (trial.measured["round"] % 3))
         unit = "batches" if trial.measured["loader"] else trial.measured["unit"]
         return Measured(
@@ -105,8 +113,9 @@ def test_promises_and_delivers_with_the_tuned_settings(own):
     assert (evidence.delivered.tokens_per_s, evidence.not_verified) == (DELIVERED, None)
     assert confirmed_words(evidence).startswith("promised 10.01 batches/s")
     for trial in own.machine.trials:
-        assert trial.step_arguments["batch"] == 7
-        assert trial.loader_arguments["num_workers"] == 1
+        if trial.job != "kernels":
+            assert trial.step_arguments["batch"] == 7
+            assert trial.loader_arguments["num_workers"] == 1
     assert [trial.job for trial in own.machine.trials].count("short_training") == 1
 
 
@@ -123,10 +132,20 @@ def test_evidence_is_in_the_profile_and_matches_its_trials(own):
     assert "batches/s" in text
 
 
+def test_kernels_of_the_step_are_profiled(own):
+    evidence = own.confirmed()
+    (trial,) = [trial for trial in own.machine.trials if trial.job == "kernels"]
+    assert (trial.measured["size"], trial.measured["device"]) == (7, "cpu")
+    assert evidence.kernels.micro_batch_size == 7
+    assert evidence.kernels.bound_s == pytest.approx(0.008)
+    assert evidence.not_profiled is None
+
+
 def test_training_function_runs_by_itself(own):
     evidence = own.confirmed(trains=True, step_parameters=frozenset({"batch"}))
     assert {trial.measured["loader"] is None for trial in own.machine.trials} == {True}
     assert evidence.unit == "samples"
+    assert "training loop" in evidence.not_profiled
     assert "num_workers 1" in evidence.not_verified
     assert "num_workers 1" in confirm_text(evidence, read_profile(own.path))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.evidence.kernels import Roofline
-from autotune.kernels.decide.trace import kernels_of_trace
+from autotune.kernels.decide.trace import kernels_of_trace, matmul_format
 
 ROOFLINE = Roofline(bytes_per_s=1e12, flops_per_s=1e14)
 TOKENS, HIDDEN, INNER = 32_768, 768, 3_072
@@ -120,6 +120,24 @@ def test_adam_reads_four_lists_and_writes_three():
         kernel(1, "multi_tensor_apply_kernel", 5.0),
     )
     assert found.moved_bytes == 7 * 4 * 105
+
+
+def matmul(number, rows, type_name):
+    return operator(number, "aten::mm", [[rows, 8], [8, 8]], [type_name] * 2)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([matmul(1, 64, "float"), matmul(2, 65, "c10::BFloat16")], "bf16"),
+        ([matmul(1, 64, "float"), matmul(2, 63, "c10::Half")], "fp32"),
+        ([operator(1, "aten::add", [[8]], ["c10::BFloat16"])], "fp32"),
+        ([matmul(1, 64, "a new type"), matmul(2, 1, "c10::Half")], "bf16"),
+    ],
+    ids=["bf16", "fp32", "no matmul", "unknown type"],
+)
+def test_format_is_that_of_most_flops(events, expected):
+    assert matmul_format(events) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,23 @@ from dataclasses import dataclass
 
 from autotune.base.units import format_seconds
 from autotune.confirm.decide import micro_batches_of_window, rivals
+from autotune.confirm.profile_kernels import profile_kernels
 from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.evidence.kernels import StepKernels
 from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Profile
 from autotune.machine.measured_device import local_ranks
+from autotune.memory.size_probe import KERNEL_STEPS, step_fields
+from autotune.memory.values import KernelsRequest
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import measured_splits
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.subjects.bench import SubjectBench
-from autotune.subjects.mlm.confirm.profile_kernels import profile_kernels
 from autotune.subjects.mlm.confirm.short_training import END_TIMEOUT_S, ShortTraining
 from autotune.subjects.mlm.confirm.values import ShortTrainingRequest
+from autotune.subjects.mlm.memory.contents import contents_of
 from autotune.subjects.mlm.subject import MlmSubject
 from autotune.subjects.mlm.workers.windows import training_trial, training_windows
 from autotune.trials.job_figures import WindowFigures
@@ -26,6 +29,7 @@ from autotune.trials.outcomes import Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
+from autotune.workers.decide.window_time import MOST_MICRO_BATCHES
 from autotune.workers.windows import SubjectWindows
 
 MIN_STEPS = 2
@@ -101,11 +105,33 @@ class MlmTraining:
 
     def kernels(self, runner: TrialRunner, split: SplitRates) -> StepKernels | str:
         """Return the kernels of a step, or the reason why they were not profiled."""
+        subject, sweep = self.windows.subject, self.windows.request
+        train = subject.config
+        documents = 1.0
+        if train.layout == "packed":
+            contents = contents_of(sweep.data, train.layout, train.seq_length_tokens)
+            documents = max(1.0, contents.mean_samples)
+        micro_batches = min(split.gradient_accumulation_steps, MOST_MICRO_BATCHES)
+        request = KernelsRequest(
+            **step_fields(
+                subject.model_copy(update={"documents_per_sequence": documents}),
+                {
+                    "micro_batch_size": split.micro_batch_size,
+                    "micro_batches": micro_batches,
+                },
+                KERNEL_STEPS[train.device],
+                device=train.device,
+                local_ranks=subject.local_ranks,
+            ),
+            memory_budget_bytes=None,
+            document_tokens=train.seq_length_tokens / documents,
+        )
         return profile_kernels(
             runner,
-            self.windows.subject,
-            split,
-            request=self.windows.request,
+            request,
+            train.model.name,
+            timeout_s=sweep.trial_timeout_s,
+            micro_batches=micro_batches,
         )
 
     def confirmed(

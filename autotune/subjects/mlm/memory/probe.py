@@ -216,7 +216,6 @@ class MlmProbe:
             tokens_per_size=self.mean_tokens_per_sequence,
             trace=None if self.overheads is None else self.trace_request(),
             overheads=self.overheads,
-            number_format=config.precision,
             study_file=request.study_file,
             document_tokens=config.seq_length_tokens / self.documents_per_sequence,
         )
