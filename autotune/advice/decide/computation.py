@@ -423,14 +423,14 @@ def untried_settings(now: TrainingContext) -> Advice | None:
         return None
     names = ", ".join(setting.name for setting in now.untried)
     rounding = [setting.name for setting in now.untried if setting.changes_rounding]
-    cost = "minutes to change one and probe again"
+    cost = "a search of about half an hour; the recipe stays"
     if rounding:
-        cost += f"; {', '.join(rounding)} rounds differently: compare the loss"
+        cost += f"; {', '.join(rounding)} rounds differently: the loss is compared"
     return Advice(
         severity="info",
         claim=f"not varied: {names}; each may be faster, or free memory",
         cost=cost,
-        command=now.probe_command(),
+        command=now.search_command,
         would_change="a search that has tried them",
     )
 

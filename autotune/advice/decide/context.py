@@ -34,8 +34,10 @@ from autotune.evidence.workers import WorkersRow
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import (
     command,
+    exploring_command,
     probe_command,
     repeated_probe_command,
+    tune_command,
     workers_command,
 )
 from autotune.subjects.subject import Setting
@@ -177,6 +179,20 @@ class TrainingContext:
         return repeated_probe_command(
             self.train, self.profile, data=self.data_path, **(batch | changes)
         )
+
+    @property
+    def search_command(self) -> str | None:
+        """Command that searches the settings of the step.
+
+        None if none are declared, and after a search.
+        """
+        if self.evidence.explore is not None:
+            return None
+        if self.train is not None:
+            return tune_command(self.train.model, self.data_path, explore=True)
+        if self.profile is None or not self.untried:
+            return None
+        return exploring_command(self.profile)
 
     @property
     def subject(self) -> SubjectTable | None:

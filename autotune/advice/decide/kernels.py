@@ -12,7 +12,6 @@ from autotune.evidence.advice import Advice, Gain, SettingChange, figure
 from autotune.kernels.decide.bounds import distance_s, farthest_kernel, is_near_bound
 from autotune.kernels.decide.words import kernel_words
 from autotune.memory.decide.throughput_dip import dip_words
-from autotune.profiles.decide.follow_up import tune_command
 
 FAR_SHARE = 0.03
 """Least distance of a kernel from its bound, as a share of the step, that counts."""
@@ -46,10 +45,8 @@ def far_kernel(now: TrainingContext) -> Advice | None:
         changes = (SettingChange(key="mix_order_reduction", old=True, new=False),)
     # A search may have tried all there is; on a CPU, caches and threads make bounds
     # rough.
-    command = _search_command(now)
-    is_worth_a_search = (
-        command is not None and now.on_gpu and now.evidence.explore is None
-    )
+    command = now.search_command
+    is_worth_a_search = command is not None and now.on_gpu
     return Advice(
         severity="warning" if is_worth_a_search or changes else "info",
         claim=(
@@ -65,7 +62,7 @@ def far_kernel(now: TrainingContext) -> Advice | None:
         gain=Gain.between(
             *(1 / (1 - min(MOST_SHARE, saved * share)) for saved in SAVED_SHARES)
         ),
-        cost=_cost(command),
+        cost=_cost(now),
         changes=changes,
         command=command if is_worth_a_search else None,
         would_change="another size, whose kernels have other times per token",
@@ -80,7 +77,7 @@ def throughput_dip(now: TrainingContext) -> Advice | None:
     if probe is None or probe.dip is None or size is None:
         return None
     dip = probe.dip
-    command = _search_command(now)
+    command = now.search_command
     is_used = now.split_micro_batch_size(size) == dip.larger_size
     return Advice(
         severity="warning" if is_used else "info",
@@ -93,20 +90,13 @@ def throughput_dip(now: TrainingContext) -> Advice | None:
                 "probe",
             ),
         ),
-        cost=_cost(command),
+        cost=_cost(now),
         command=command or now.probe_command(),
         would_change="other settings of the compiler, which has other kernels then",
     )
 
 
-def _search_command(now: TrainingContext) -> str | None:
-    """Return the command that searches other settings; None for code of yours."""
-    if now.train is None:
-        return None
-    return tune_command(now.train.model, now.data_path, explore=True)
-
-
-def _cost(search_command: str | None) -> str:
-    if search_command is None:
+def _cost(now: TrainingContext) -> str:
+    if now.train is None and now.search_command is None:
         return "other kernels in your code, such as those of torch.compile"
     return "a search of minutes to an hour; the recipe stays"

@@ -85,7 +85,14 @@ def _of_ranks(profile: Profile, path: str) -> Iterator[NotJudged]:
 
 def _of_step(profile: Profile, path: str) -> Iterator[NotJudged]:
     confirm, workers = profile.evidence.confirm, profile.evidence.workers
-    if confirm is None or confirm.kernels is None:
+    probe = profile.evidence.probe
+    if probe is not None and probe.trains:
+        yield NotJudged(
+            part="kernels",
+            reason="a training loop cannot be taken apart",
+            remedy="probe a function that builds one step (docs/your-code.md)",
+        )
+    elif confirm is None or confirm.kernels is None:
         reason = None if confirm is None else confirm.not_profiled
         yield NotJudged(
             part="kernels",

@@ -132,8 +132,10 @@ def test_undecided_windows_are_no_certain_bottleneck():
 
 
 def test_library_names_settings_that_were_not_varied():
-    claim = advice_on(LIBRARY)["untried-settings"].claim
-    assert "torch_compile" in claim
+    advice = advice_on(LIBRARY)["untried-settings"]
+    assert "torch_compile" in advice.claim
+    assert advice.command.startswith("autotune tune --step mine:")
+    assert "--explore" in advice.command
     assert "untried-settings" not in advice_on(OWN)
 
 
