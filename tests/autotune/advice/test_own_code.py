@@ -153,6 +153,13 @@ def test_names_what_cannot_be_judged(evidence, part, command):
     assert found.command.startswith(command)
 
 
+def test_training_loop_has_no_kernels_to_profile():
+    probe = OWN.evidence.probe.model_copy(update={"trains": True})
+    loop = but(OWN, evidence={"probe": probe})
+    (found,) = [one for one in context_of(loop).not_judged if one.part == "kernels"]
+    assert (found.command, "builds one step" in found.remedy) == (None, True)
+
+
 def test_step_that_counts_no_work_is_named():
     parts = [one.part for one in context_of(OWN).not_judged]
     assert "padding and MFU" in parts
