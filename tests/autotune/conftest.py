@@ -1,5 +1,6 @@
 """Commands called in the tests' own process, with one trial server for all of them."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,15 @@ from trainer.formats.train_config import DataSettings, ModelSettings, TrainConfi
 def _messages_are_shown() -> None:
     """Show messages as the command line does, whatever test came before."""
     show_messages()
+
+
+@pytest.fixture(autouse=True)
+def _no_optimizer_is_watched() -> Iterator[None]:
+    """End the watch of optimizers that a test has begun, and left to its process."""
+    yield
+    optimizers = sys.modules.get("torch.optim.optimizer")
+    if optimizers is not None:
+        optimizers._global_optimizer_post_hooks.clear()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class FedStep:
 
     def __init__(self, build: Callable[[], Any], device: torch.device) -> None:
         self._steps_by_optimizer: dict[int, int] = {}
-        register_optimizer_step_post_hook(self._optimizer_stepped)
+        self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
         step = build()
         if not callable(step):
             raise BadConfig(
@@ -84,11 +84,12 @@ class FedStep:
         return batches
 
     def finish(self) -> None:
-        """Wait until the device is idle.
+        """Wait until the device is idle, and stop watching optimizers.
 
         Raises:
             ValueError: If the step has a loss, and it is not finite.
         """
+        self._hook.remove()
         if self._last_end is None:
             return
         self._last_end.wait()

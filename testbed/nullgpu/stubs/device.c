@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #pragma GCC visibility push(default)
 
 static __thread int current;
@@ -140,9 +141,9 @@ const char *cudaGetErrorString(cudaError_t code) { return row(code) < 0 ? "unkno
 
 /* --- the driver --- */
 CUresult cuInit(unsigned flags) {
-    static int begun;
-    if (!begun) ng_see();
-    begun = 1;
+    static pid_t begun;  /* a forked process begins anew */
+    if (begun != getpid()) ng_see();
+    begun = getpid();
     return ng_get()->devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 CUresult cuDriverGetVersion(int *out) { return (CUresult)cudaDriverGetVersion(out); }
