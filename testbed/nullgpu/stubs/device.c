@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 #pragma GCC visibility push(default)
 
 static __thread int current;
@@ -140,12 +139,7 @@ const char *cudaGetErrorName(cudaError_t code) { return row(code) < 0 ? "cudaErr
 const char *cudaGetErrorString(cudaError_t code) { return row(code) < 0 ? "unknown error" : errors[row(code)].text; }
 
 /* --- the driver --- */
-CUresult cuInit(unsigned flags) {
-    static pid_t begun;  /* a forked process begins anew */
-    if (begun != getpid()) ng_see();
-    begun = getpid();
-    return ng_get()->devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
-}
+CUresult cuInit(unsigned flags) { return ng_get()->devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
 CUresult cuDriverGetVersion(int *out) { return (CUresult)cudaDriverGetVersion(out); }
 CUresult cuDeviceGetCount(int *out) {
     *out = ng_get()->devices;

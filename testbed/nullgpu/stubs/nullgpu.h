@@ -25,7 +25,6 @@ typedef struct {
     double flops_per_s, link_bytes_per_s; /* of matrix products and collectives; 0: they take no time */
 } ng_settings;
 NG_API const ng_settings *ng_get(void);
-NG_API void ng_see(void); /* reads CUDA_VISIBLE_DEVICES again */
 
 /* Memory of cards, by live processes. */
 typedef struct {

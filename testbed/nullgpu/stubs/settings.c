@@ -1,11 +1,14 @@
-/* The environment, read once; CUDA_VISIBLE_DEVICES again by cuInit, as a forked process may have changed it.
+/* The environment, read once; CUDA_VISIBLE_DEVICES again after a fork, as CUDA reads it when a process begins.
  * Every name is NULLGPU_ and a field of ng_settings in capitals. */
 #include "nullgpu.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static ng_settings settings;
+static int forked;
+static void has_forked(void) { forked = 1; }
 
 static const char *text(const char *name, const char *otherwise) {
     const char *value = getenv(name);
@@ -72,9 +75,12 @@ __attribute__((constructor(101))) static void read_environment(void) {
     if (settings.cards > NG_CARDS) settings.cards = NG_CARDS;
     if (sscanf(text("NULLGPU_CAPABILITY", "9.0"), "%d.%d", &settings.major, &settings.minor) != 2) abort();
     see(getenv("CUDA_VISIBLE_DEVICES"));
+    pthread_atfork(0, 0, has_forked);
 }
-NG_API void ng_see(void) {
-    settings.devices = 0;
-    see(getenv("CUDA_VISIBLE_DEVICES"));
+const ng_settings *ng_get(void) {
+    if (forked) {
+        forked = settings.devices = 0;
+        see(getenv("CUDA_VISIBLE_DEVICES"));
+    }
+    return &settings;
 }
-const ng_settings *ng_get(void) { return &settings; }
