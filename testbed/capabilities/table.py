@@ -55,7 +55,6 @@ _ON_GPUS_ONLY = "Accelerate shards on GPUs only"
 _SENDS_OBJECTS = {
     "lightning": "its ranks send each other objects, whose bytes are values"
 }
-_NO_ARGUMENT = "a Lightning module has no common attribute for it"
 
 
 def _limits(place: Workplace, memory: str | None = None) -> tuple[str, ...]:
@@ -173,10 +172,6 @@ CAPABILITIES = (
         check=checks.check_prefetch,
         after=PROBE,
         variables={"BATCH_READ_S": str(3 * checks.REPLAYED_STEP_S)},
-        nowhere={
-            ("lightning", "cpu"): _NO_ARGUMENT,
-            ("lightning", "cuda"): _NO_ARGUMENT,
-        },
         # A search with interleaved windows, after the sweep.
         slow=tuple(
             (subject.kind, device) for subject in SUBJECTS for device in DEVICES

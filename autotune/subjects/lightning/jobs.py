@@ -11,18 +11,24 @@ In the module that you name with ``--step`` and ``--loader``::
         return module_loader(Data(), num_workers)
 """
 
+import contextlib
 import importlib
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from autotune.subjects.jobs import load
 from autotune.subjects.jobs.given_arguments import divide_arguments
+from autotune.subjects.jobs.overridden import overridden
 from autotune.subjects.own.subject import LOOP
 from autotune.subjects.subject import FACTS, StepFacts
 from trainer.formats.errors import BadConfig
 
+_UNTIL_THE_END = contextlib.ExitStack()
+"""What lasts as long as the process of a trial: ``Trainer.fit`` makes loaders late."""
 _EPOCHS = 1000
 """Epochs, from which schedules may compute their length."""
 
@@ -213,17 +219,14 @@ def build_training(
         others: Further arguments of ``build_step``.
 
     Raises:
-        BadConfig: If it returns no module, or one without an attribute for a setting.
+        BadConfig: If it returns no module, or one without an attribute for the workers.
     """
-    settings = {
-        "num_workers": num_workers,
-        "prefetch_factor": prefetch_factor if num_workers else None,
-        "pin_memory": pin_memory,
-    }
 
     def set_loader(owners: tuple[Any, ...]) -> None:
-        for name, value in settings.items():
-            set_attribute(owners, name, value)
+        set_attribute(owners, "num_workers", num_workers)
+        _UNTIL_THE_END.enter_context(
+            _override_loaders(num_workers, prefetch_factor, pin_memory)
+        )
 
     return build_step(
         build=build,
@@ -241,6 +244,8 @@ def build_loader(
     arguments: Mapping[str, Any],
     directory: str,
     num_workers: int,
+    prefetch_factor: int | None = None,
+    pin_memory: bool | None = None,
     micro_batch_size: int | None = None,
     **others: Any,
 ) -> Any:
@@ -250,7 +255,24 @@ def build_loader(
     """
     module, data, _ = _parts(build, arguments, directory, others)
     owner = module if data is None else data
-    return module_loader(owner, num_workers, micro_batch_size)
+    with _override_loaders(num_workers, prefetch_factor, pin_memory):
+        return module_loader(owner, num_workers, micro_batch_size)
+
+
+def _override_loaders(
+    num_workers: int | None, prefetch_factor: int | None, pin_memory: bool | None
+) -> contextlib.AbstractContextManager[list[Any]]:
+    """Replace arguments with which the module makes its DataLoaders.
+
+    A module has no common attribute for them, as it has for the number of workers.
+    """
+    settings = {
+        # torch rejects a prefetch factor without workers.
+        "prefetch_factor": prefetch_factor if num_workers else None,
+        "pin_memory": pin_memory,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return overridden(DataLoader, given)
 
 
 def untuned_settings(
