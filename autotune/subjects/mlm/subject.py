@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from pydantic import PositiveFloat, PositiveInt
 
 from autotune.evidence.profile import model_sha256
+from autotune.subjects.mlm.settings import ROUNDING_SETTINGS, TRIED_VALUES
 from autotune.subjects.subject import Argument, Call, Identity, Setting, Size
 from autotune.workers.decide.window_time import MOST_MICRO_BATCHES
 from trainer.formats.manifest import Manifest, SpecialIds, read_manifest
@@ -92,8 +93,17 @@ class MlmSubject(StrictTable):
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return nothing yet: ``search`` declares what it varies."""
-        return ()
+        """Return the settings that leave the recipe unchanged, with all their values.
+
+        Which of them a machine, the model and your request allow is decided in
+        ``autotune.subjects.mlm.search``.
+        """
+        return tuple(
+            Setting(
+                name=name, values=values, changes_rounding=name in ROUNDING_SETTINGS
+            )
+            for name, values in TRIED_VALUES.items()
+        )
 
     def step(self, choice: Mapping[str, Argument]) -> Call:
         """Return the trainer's step on random, full sequences.

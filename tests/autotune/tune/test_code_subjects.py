@@ -16,6 +16,7 @@ from autotune.tune.subjects import SubjectsToTune, TunedSubject
 from testbed.examples.own_profiles import own_profile
 from testbed.examples.profiles import example_profile
 from testbed.fakes import FakeClock
+from tests.autotune.tune.benches import probe_request
 from tests.autotune.tune.test_pipeline import CONFIRMED
 from tests.autotune.tune.test_sections import worth
 
@@ -214,3 +215,15 @@ def test_settings_that_you_fixed_are_not_searched():
         probe_on_machine=None,
     )
     assert "--vary" in tuned.missing("explore", 1)
+
+
+@pytest.mark.parametrize("phase", ["explore", "workers", "confirm", "baseline"])
+def test_bundled_trainer_has_every_phase(tmp_path, patterned_dataset, phase):
+    request = probe_request(tmp_path, patterned_dataset)
+    tuned = TunedSubject(
+        bench=SimpleNamespace(subject=request.requested_subject()),
+        path=tmp_path / "p.toml",
+        request=request,
+        probe_on_machine=None,
+    )
+    assert tuned.missing(phase, 1) == ""
