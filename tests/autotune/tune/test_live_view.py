@@ -89,7 +89,9 @@ def test_prints_lines_without_a_terminal(view, capsys):
 def test_table_ends_with_the_tuning(view, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(
-        live_view.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24))
+        live_view.shutil,
+        "get_terminal_size",
+        lambda *_, **__: os.terminal_size((80, 24)),
     )
     monkeypatch.setenv("TERM", "xterm")
     probe = view.planned[0]
