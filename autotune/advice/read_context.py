@@ -27,6 +27,7 @@ from autotune.profiles.store import StoredProfile, read_profile
 from autotune.speed.measure import known_rates
 from autotune.subjects.mlm.memory.gains import predicted_gains
 from autotune.subjects.registry import argument_names, profile_subject
+from autotune.subjects.subject import Setting
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.formats.errors import TrainerError
@@ -205,7 +206,10 @@ def _with_subject(now: TrainingContext, profile: Profile) -> TrainingContext:
             not_judged=(*now.not_judged, lacking),
             arguments={name: name for name in names},
         )
-    untried = () if profile.evidence.explore is not None else subject.settings()
+    untried: tuple[Setting, ...] = ()
+    if profile.evidence.explore is None:
+        fixed = profile.subject.arguments
+        untried = tuple(one for one in subject.settings() if one.name not in fixed)
     return replace(now, arguments=argument_names(subject, names), untried=untried)
 
 

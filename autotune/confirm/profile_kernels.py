@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.errors import OutOfTime
+from autotune.errors import BadInput, OutOfTime
 from autotune.evidence.kernels import StepKernels
 from autotune.kernels.decide.bounds import step_kernels
 from autotune.kernels.decide.trace import NO_KERNELS
@@ -18,7 +18,6 @@ def profile_kernels(
     words: str,
     *,
     timeout_s: float,
-    micro_batches: int = 1,
     **local: Any,
 ) -> StepKernels | str:
     """Return the kernels of a step, or the reason why they were not profiled.
@@ -28,7 +27,6 @@ def profile_kernels(
         request: The step, at the confirmed size.
         words: The subject in words.
         timeout_s: Time limit of the trial.
-        micro_batches: Micro-batches of the step on each rank.
         local: Inputs of the trial that depend on this machine.
     """
     trial = request.trial(timeout_s=timeout_s, **{"limit_s": timeout_s, **local})
@@ -36,11 +34,16 @@ def profile_kernels(
         outcome = runner.run(trial, f"{words}: kernels of a step")
     except OutOfTime:
         return "no time was left"
+    except BadInput as error:
+        return error.message
     if not isinstance(outcome, Measured):
         return describe(outcome)
     figures = KernelFigures.of(outcome)
     if not figures.kernels:
         return NO_KERNELS
+    units_per_micro_batch = request.size * request.units_per_size
     return step_kernels(
-        figures, micro_batch_size=request.size, micro_batches=micro_batches
+        figures,
+        micro_batch_size=request.size,
+        micro_batches=round(figures.units_per_step / units_per_micro_batch),
     )

@@ -1,7 +1,7 @@
 """Training by a subject's own functions, to be confirmed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.base.units import format_seconds
 from autotune.confirm.profile_kernels import profile_kernels
@@ -197,6 +197,7 @@ def _training_of(
             next_step=f"Add one: {workers_command(profile, stored.path)}",
         )
     fixed = profile.subject.arguments.get("num_workers", 0)
+    request = replace(request, local_ranks=request.local_ranks or probe.local_ranks)
     windows = windows_of_subject(
         subject,
         {"num_workers": fixed, **profile.settings},

@@ -45,7 +45,7 @@ class StepKernels(StrictTable):
     """
 
     micro_batch_size: PositiveInt
-    """Sequences of the micro-batch."""
+    """Size of the micro-batch, such as its sequences."""
     micro_batches: PositiveInt
     """Micro-batches of the step on each rank."""
     step_s: PositiveFloat

@@ -35,7 +35,7 @@ def kernel_table(step: StepKernels) -> doc.Table:
 
     return table_of(
         f"Slowest kernels of a step ({plural(step.micro_batches, 'micro-batch')} of"
-        f" {plural(step.micro_batch_size, 'sequence')})",
+        f" size {step.micro_batch_size})",
         step.kernels,
         ("computes", "l", lambda kernel: kernel_words(kernel.name)),
         ("calls", "r", lambda kernel: f"{kernel.calls:g}"),

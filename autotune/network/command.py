@@ -121,23 +121,26 @@ def _measure(
     """Measure links and steps on several ranks, or submit a job for it."""
     from autotune.base.answer_json import answer_json
     from autotune.network.sections import network_text
-    from autotune.network.stage import measure_network
+    from autotune.network.stage import measure_network, require_one_node
     from autotune.profiles.local_probe import require_local_probe
     from autotune.profiles.measuring_commands import profile_job
     from autotune.trials.decide.least_time import sweep_time_text
 
-    require_local_probe(stored)
     profile = stored.profile
+    nodes = counts[0] if counts else None
+    # Steps of your code are measured on the ranks of one node, at any known size.
+    usual_nodes = 1
+    if profile.has_train:
+        require_local_probe(stored)
+        usual_nodes = 2
+    else:
+        require_one_node(stored, nodes)
     purpose = (
         f"Measures the network, and what it costs a step of {profile.subject.words}."
     )
     asked = profile_job("network", purpose, stored, request)
-    # Steps of your code are measured on the ranks of one node.
-    usual_nodes = 2 if profile.has_train else 1
-    nodes = counts[0] if counts else None
-    if job.submitted_or_rejected(
-        context, replace(asked, nodes=nodes or usual_nodes, with_srun=False)
-    ):
+    asked = replace(asked, nodes=nodes or usual_nodes, with_srun=not profile.has_train)
+    if job.submitted_or_rejected(context, asked):
         return
     sys.stderr.write(
         sweep_time_text("network", profile.device, request.window_s, request.budget_s)

@@ -158,6 +158,23 @@ def measure_network(
     return measure(stored, request, nodes, bench, display)
 
 
+def require_one_node(stored: StoredProfile, nodes: int | None) -> None:
+    """Check that a step of yours is not to be measured on several nodes.
+
+    Raises:
+        NotCheckable: If it is.
+    """
+    if nodes is None or nodes == 1:
+        return
+    raise NotCheckable(
+        f"your own step is measured on one node, and --nodes {nodes} was requested",
+        next_step=(
+            "Measure the ranks of this node with --ranks, then predict nodes:"
+            f" autotune network {stored.path} --predict --bandwidth 25Gbit"
+        ),
+    )
+
+
 def _measure_step(
     stored: StoredProfile,
     request: SweepRequest,
@@ -166,14 +183,7 @@ def _measure_step(
     display: Display | None,
 ) -> tuple[NetworkEvidence, float]:
     """Measure the links of ranks, and the step on one rank and on all of them."""
-    if nodes is not None and nodes > 1:
-        raise NotCheckable(
-            f"your own step is measured on one node, and --nodes {nodes} was requested",
-            next_step=(
-                "Measure the ranks of this node with --ranks, then predict nodes:"
-                f" autotune network {stored.path} --predict --bandwidth 25Gbit"
-            ),
-        )
+    require_one_node(stored, nodes)
     ranks = request.local_ranks or stored.profile.local_ranks
     place = report_directory(stored.path, request.reports)
     device: DeviceChoice = stored.profile.fingerprint.device

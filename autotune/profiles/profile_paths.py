@@ -12,20 +12,20 @@ from autotune.profiles.store import with_data
 def profile_paths(
     out: Path | None, names: Sequence[str], device_name: str
 ) -> list[Path]:
-    """Return the path to write each model's profile to.
+    """Return the path to write each profile to.
 
     Args:
-        out: Directory, or a .toml file for a single model; None means ``profiles``.
-        names: Names of the models.
+        out: Directory, or a .toml file for a single profile; None means ``profiles``.
+        names: Names of the models, or of your functions with their arguments.
         device_name: Name of the device, which ends the file names.
 
     Raises:
-        UsageError: If two models have the same name, or ``out`` is a file that cannot
+        UsageError: If two profiles have the same name, or ``out`` is a file that cannot
             hold the profiles.
     """
     if len(set(names)) < len(names):
         raise UsageError(
-            "two models have the same name",
+            "two profiles have the same name",
             next_step="Run them one at a time, each with its own --out.",
         )
     if out is not None and len(names) == 1 and out.suffix == ".toml":
@@ -33,10 +33,10 @@ def profile_paths(
     if out is not None and (out.suffix == ".toml" or out.is_file()):
         reason = "is not a .toml file"
         if len(names) > 1:
-            reason = f"names one file for {len(names)} models"
+            reason = f"names one file for {len(names)} profiles"
         raise UsageError(
             f"--out {out} {reason}",
-            next_step="Pass a directory, or a .toml file for a single model.",
+            next_step="Pass a directory, or a .toml file for a single profile.",
         )
     directory = out or Path("profiles")
     return [directory / f"{name}-{device_name}.toml" for name in names]

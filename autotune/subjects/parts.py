@@ -1,8 +1,8 @@
 """Parts of capabilities that a kind of subject has in a form of its own.
 
-A capability is written once, for any subject. Where a kind knows more than the
-interface says, its own function takes the place of the capability's. Such functions are
-in the package of the kind, and are imported when they are called.
+A capability is written once, for any subject. If a kind knows more than the interface
+says, its own function takes the place of the capability's. Such functions are in the
+package of the kind, and are imported when they are called.
 """
 
 import importlib
@@ -16,7 +16,7 @@ of a comparison, and the measurement on several ranks."""
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 _MLM = "autotune.subjects.mlm"
-OWN_PARTS: Mapping[str, Mapping[PartName, str]] = {
+PARTS_BY_KIND: Mapping[str, Mapping[PartName, str]] = {
     "mlm": {
         "searched settings": f"{_MLM}.search:explore_request",
         "windows": f"{_MLM}.workers.windows:windows_of_profile",
@@ -36,7 +36,7 @@ def part_of(kind: str, name: PartName, usual: FunctionT) -> FunctionT:
         name: The part.
         usual: Function for any subject, with the same arguments and result.
     """
-    own = OWN_PARTS.get(kind, {}).get(name)
+    own = PARTS_BY_KIND.get(kind, {}).get(name)
     if own is None:
         return usual
     module, _, function = own.partition(":")

@@ -64,8 +64,8 @@ def require_kind(stored: StoredProfile, subject: Subject) -> None:
     kind = stored.profile.subject.kind
     if kind != subject.kind:
         raise ProfileRejected(
-            f"{stored.path} is of the kind {kind}, and {subject.words} of the kind"
-            f" {subject.kind}",
+            f"{stored.path} does not match: it is of the kind {kind}, and"
+            f" {subject.words} of the kind {subject.kind}",
             next_step="Name another directory of profiles: --out DIR",
         )
 

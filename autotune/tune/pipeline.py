@@ -196,9 +196,10 @@ class Tuning:
             if isinstance(error, OutOfTime) and stage.name in BUDGET_WEIGHTS:
                 stage.status = "skipped"  # as one that had no time to begin
             elif isinstance(error, NotCheckable):
-                # Nothing failed: the subject does not tell what the phase requires.
+                # Nothing failed: the phase requires what is not known here.
                 stage.status = "skipped"
-                LOG.info("%s of %s: next: %s", stage.name, stage.model, error.next_step)
+                name = f"{stage.name} {stage.model}".rstrip()
+                LOG.info("tune: %s: next: %s", name, error.next_step)
             elif isinstance(error, OF_ONE_SUBJECT):
                 self.failed.append(error)
             else:

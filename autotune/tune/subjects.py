@@ -167,8 +167,6 @@ class TunedSubject:
         if phase == "network" and self.probe_on_machine.local_ranks * nodes < 2:
             return "requires at least 2 ranks"
         if phase == "estimate" and self.probe_on_machine.size_probe().trace is None:
-            if not self.request.traced:
-                return "left out by --skip"
             return "the module of the step has no build_model to trace"
         if phase == "explore" and not self._searched_names():
             return "no settings to vary: --vary NAME=V1,V2"

@@ -73,7 +73,7 @@ def sweep_own(
     ) as bench:
         (path,) = profile_paths(out, [subject.name], bench.site.name)
         stored = _earlier_profile(path, bench, given=out is not None, replayed=replayed)
-        return sweep_loader(bench, stored, request, path)
+        return sweep_loader(bench, stored, request, path, keeps_previous=True)
 
 
 def _earlier_profile(

@@ -33,6 +33,8 @@ def windows_of_profile(
     subject = bench.subject
     choice: dict[str, Argument] = {}
     if stored is not None:
+        ranks = request.local_ranks or stored.profile.local_ranks
+        request = replace(request, local_ranks=ranks)
         choice, request = _at_probed_size(subject, request, stored.profile)
     step = subject.step(choice)
     size = subject.size.name

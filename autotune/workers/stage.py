@@ -58,6 +58,8 @@ def sweep_loader(
     stored: StoredProfile | None,
     request: SweepRequest,
     path: Path,
+    *,
+    keeps_previous: bool = False,
 ) -> WrittenProfile:
     """Find the fewest workers of a subject's loader, and write them into a profile.
 
@@ -66,6 +68,7 @@ def sweep_loader(
         stored: Profile to add to; None writes a new one.
         request: Windows to measure, with their time budget.
         path: Path of the profile.
+        keeps_previous: True to keep the profile of before as ``.previous.toml``.
 
     Raises:
         ProfileRejected: If the profile is of another machine, subject or dataset.
@@ -93,8 +96,11 @@ def sweep_loader(
     changed = with_loader_settings(stored.profile, evidence.loader_settings)
     profile = add_evidence(stored.profile, "workers", evidence, runner, changed)
     profile = _with_loader(profile, subject_table(bench))
-    write_atomically(path, profile_to_toml(profile))
-    return WrittenProfile(path=path, profile=profile, trials=trials)
+    if not keeps_previous:
+        write_atomically(path, profile_to_toml(profile))
+        return WrittenProfile(path=path, profile=profile, trials=trials)
+    previous = write_profile(path, profile)
+    return WrittenProfile(path=path, profile=profile, trials=trials, previous=previous)
 
 
 def _with_loader(profile: Profile, swept: SubjectTable) -> Profile:

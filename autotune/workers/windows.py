@@ -213,13 +213,13 @@ def windows_of_subject(
     *,
     fed_by: Literal["loader", "step", "training"] = "loader",
 ) -> SubjectWindows[Subject]:
-    """Return windows of your code on this machine, with limits of workers.
+    """Return windows of a subject on this machine, with limits of workers.
 
     Args:
-        subject: Your functions.
+        subject: The subject.
         choice: Its settings, with the size at which to measure.
         request: Length of the windows, and their time budget.
-        bench: Machine on which trials of your code run.
+        bench: Machine on which trials of the subject run.
         fed_by: As for ``SubjectWindows``.
 
     Raises:

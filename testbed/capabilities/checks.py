@@ -49,7 +49,8 @@ def check_ranks(result: Result, strategy: str, name: str) -> None:
     assert probe["feasible_max"] == 4
     assert probe["optimizer_steps"] >= 2
     if result.place.subject.is_bundled:
-        assert table["train"]["parallel"]["strategy"] == strategy
+        parallel = table["train"].get("parallel", {})
+        assert parallel.get("strategy", "ddp") == strategy
         return
     assert table["subject"]["table"]["arguments"] == {"strategy": strategy}
     if "contents" not in probe:

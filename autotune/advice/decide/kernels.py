@@ -97,6 +97,8 @@ def throughput_dip(now: TrainingContext) -> Advice | None:
 
 
 def _cost(now: TrainingContext) -> str:
-    if now.train is None and now.search_command is None:
+    if now.search_command is not None:
+        return "a search of minutes to an hour; the recipe stays"
+    if now.train is None:
         return "other kernels in your code, such as those of torch.compile"
-    return "a search of minutes to an hour; the recipe stays"
+    return "other settings than those that were searched"

@@ -124,7 +124,7 @@ def _not_judged(now: TrainingContext, evidence: EvidenceFigure) -> Advice:
     """Return the advice that no rule asks for a change, with the reason for doubt."""
     step = now.step_kernels
     if step is None:
-        reason = "the kernels of the step were not profiled (autotune tune does it)"
+        reason = "the kernels of the step were not profiled"
     else:
         reason = bound_words(step)
     return Advice(

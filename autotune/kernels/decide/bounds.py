@@ -20,7 +20,7 @@ def step_kernels(
 
     Args:
         figures: Figures of a ``kernels`` job.
-        micro_batch_size: Sequences of a micro-batch of the job.
+        micro_batch_size: Size of a micro-batch of the job.
         micro_batches: Micro-batches of each rank in a step of the job.
     """
     bounds_s = [kernel.bound_s for kernel in figures.kernels]

@@ -195,8 +195,8 @@ def matmul_format(events: Iterable[Mapping[str, Any]]) -> MatmulFormat:
         work = _matmul_work(factors)
         if work is None:
             continue
-        element_bytes = (factors[0].stored_bytes or 0) / math.prod(factors[0].shape)
-        flops["bf16" if element_bytes <= _HALF_BYTES else "fp32"] += work.flops
+        is_half = factors[0].element_bytes == _HALF_BYTES
+        flops["bf16" if is_half else "fp32"] += work.flops
     return "bf16" if flops["bf16"] > flops["fp32"] else "fp32"
 
 
@@ -312,6 +312,8 @@ class _Tensor:
 
     shape: tuple[int, ...]
     """Shape; of a list, its number of elements."""
+    element_bytes: int | None
+    """Bytes of a number; None for an unknown type."""
     stored_bytes: int | None
     """Bytes in memory, where an expanded dimension is stored once; None for an unknown
     type."""
@@ -334,7 +336,13 @@ def _tensors_of(arguments: Mapping[str, Any]) -> list[_Tensor]:
             full_shape = tuple(shape)
         element_bytes = _ELEMENT_BYTES.get(type_name)
         stored_bytes = None if element_bytes is None else elements * element_bytes
-        tensors.append(_Tensor(shape=full_shape, stored_bytes=stored_bytes))
+        tensors.append(
+            _Tensor(
+                shape=full_shape,
+                element_bytes=element_bytes,
+                stored_bytes=stored_bytes,
+            )
+        )
     return tensors
 
 

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -17,15 +18,38 @@ _REPEATS = {"cuda": 30, "cpu": 5}
 """Repeats of each measurement. On a GPU the matmuls last long enough for it to reach
 its power limit, as in training."""
 _WARMUP_REPEATS = 3
+RateFormat = Literal["bf16", "tf32", "fp32"]
+"""Number format of matmuls that have a rate of their own."""
 
 
-def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
+def rate_formats(device_kind: str) -> tuple[RateFormat, ...]:
+    """Return the formats whose matmuls have different rates on a kind of device."""
+    return ("bf16", "tf32", "fp32") if device_kind == "cuda" else ("bf16", "fp32")
+
+
+def allows_tf32() -> bool:
+    """Return whether matmuls of fp32 tensors run in TF32 on a GPU."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def measure_roofline(device: torch.device, number_format: RateFormat) -> Roofline:
     """Return the rates that a device reaches, which takes seconds at most.
 
     Args:
         device: The device.
-        dtype: Type of the matmul's factors.
+        number_format: Format of the matmul.
     """
+    dtype = torch.bfloat16 if number_format == "bf16" else torch.float32
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if number_format == "tf32" else "highest")
+    try:
+        return _measured(device, dtype)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _measured(device: torch.device, dtype: torch.dtype) -> Roofline:
+    """Return the rates of a copy, and of a matmul of factors of a type."""
     kind = device.type
     repeats = _REPEATS[kind]
     source = torch.ones(_COPIED_BYTES[kind] // 4, device=device)

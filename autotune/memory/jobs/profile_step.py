@@ -18,7 +18,12 @@ from autotune.kernels.decide.trace import (
     kernels_of_trace,
     matmul_format,
 )
-from autotune.kernels.jobs.measure_roofline import measure_roofline
+from autotune.kernels.jobs.measure_roofline import (
+    RateFormat,
+    allows_tf32,
+    measure_roofline,
+    rate_formats,
+)
 from autotune.memory.jobs.step import begin
 from autotune.memory.values import KernelsRequest
 from autotune.subjects.jobs import load
@@ -26,11 +31,6 @@ from autotune.subjects.own.subject import LOOP
 from autotune.subjects.subject import StepFacts
 from trainer.formats.errors import BadConfig
 from trainer.runtime.device_events import mark
-
-_DTYPES: dict[MatmulFormat, torch.dtype] = {
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-}
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -48,10 +48,11 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """
     request = KernelsRequest.of(measured)
     build, group, arguments = begin(request, local)
-    # Before the model, which may leave little memory. In which format it multiplies is
-    # known afterwards.
+    # Before the model, which may leave little memory. The matmul format is known
+    # afterwards.
     rooflines = {
-        name: measure_roofline(group.device, dtype) for name, dtype in _DTYPES.items()
+        name: measure_roofline(group.device, name)
+        for name in rate_formats(group.device.type)
     }
     if group.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -81,7 +82,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         # So that the last kernels are in the profile.
         mark(group.device).wait()
     events = trace_events(profiler)
-    roofline = rooflines[matmul_format(events)]
+    roofline = rooflines[_rate_format(matmul_format(events), group.device)]
     kernels = kernels_of_trace(
         events,
         roofline,
@@ -98,6 +99,16 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         "step_s": statistics.median(step_s),
         "roofline": roofline.model_dump(),
     }
+
+
+def _rate_format(found: MatmulFormat, device: torch.device) -> RateFormat:
+    """Return the format at whose rate matmuls of a trace run.
+
+    Those in fp32 run in TF32 on a GPU whose step has allowed it.
+    """
+    if found == "fp32" and device.type == "cuda" and allows_tf32():
+        return "tf32"
+    return found
 
 
 def trace_events(profiler: torch.profiler.profile) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Arguments of a class that a choice of settings replaces while your code runs."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainer.formats.errors import BadConfig
@@ -22,17 +23,40 @@ def overridden(made_class: type, settings: Mapping[str, Any]) -> Iterator[list[A
         The objects that were made, in their order.
     """
     made: list[Any] = []
-    make = made_class.__init__  # type: ignore[misc]  # of this class, not an instance
-
-    def init(instance: Any, *args: Any, **kwargs: Any) -> None:
-        make(instance, *args, **{**kwargs, **settings})
-        made.append(instance)
-
-    made_class.__init__ = init  # type: ignore[misc]
+    restore = override(made_class, lambda given: settings, made.append)
     try:
         yield made
     finally:
+        restore()
+
+
+def override(
+    made_class: type,
+    settings_for: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    when_made: Callable[[Any], object] = lambda instance: None,
+) -> Callable[[], None]:
+    """Replace arguments of a class from now on; return the function that ends it.
+
+    Args:
+        made_class: The class.
+        settings_for: Returns the arguments to replace, from the given keyword
+            arguments.
+        when_made: Called with each object that was made.
+    """
+    make = made_class.__init__  # type: ignore[misc]  # of this class, not an instance
+
+    # Libraries read the signature of ``__init__``.
+    @functools.wraps(make)
+    def init(instance: Any, *args: Any, **kwargs: Any) -> None:
+        make(instance, *args, **{**kwargs, **settings_for(kwargs)})
+        when_made(instance)
+
+    made_class.__init__ = init  # type: ignore[misc]
+
+    def restore() -> None:
         made_class.__init__ = make  # type: ignore[misc]
+
+    return restore
 
 
 def require_made(made: list[Any], made_class: type, function: str) -> None:

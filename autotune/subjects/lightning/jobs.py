@@ -11,7 +11,6 @@ In the module that you name with ``--step`` and ``--loader``::
         return module_loader(Data(), num_workers)
 """
 
-import contextlib
 import importlib
 import sys
 import tempfile
@@ -22,13 +21,11 @@ from torch.utils.data import DataLoader
 
 from autotune.subjects.jobs import load
 from autotune.subjects.jobs.given_arguments import divide_arguments
-from autotune.subjects.jobs.overridden import overridden
+from autotune.subjects.jobs.overridden import override
 from autotune.subjects.own.subject import LOOP
 from autotune.subjects.subject import FACTS, StepFacts
 from trainer.formats.errors import BadConfig
 
-_UNTIL_THE_END = contextlib.ExitStack()
-"""What lasts as long as the process of a trial: ``Trainer.fit`` makes loaders late."""
 _EPOCHS = 1000
 """Epochs, from which schedules may compute their length."""
 
@@ -224,9 +221,8 @@ def build_training(
 
     def set_loader(owners: tuple[Any, ...]) -> None:
         set_attribute(owners, "num_workers", num_workers)
-        _UNTIL_THE_END.enter_context(
-            _override_loaders(num_workers, prefetch_factor, pin_memory)
-        )
+        # ``Trainer.fit`` makes loaders late: until the process ends.
+        _override_loaders(num_workers, prefetch_factor, pin_memory)
 
     return build_step(
         build=build,
@@ -255,24 +251,36 @@ def build_loader(
     """
     module, data, _ = _parts(build, arguments, directory, others)
     owner = module if data is None else data
-    with _override_loaders(num_workers, prefetch_factor, pin_memory):
+    restore = _override_loaders(num_workers, prefetch_factor, pin_memory)
+    try:
         return module_loader(owner, num_workers, micro_batch_size)
+    finally:
+        restore()
 
 
 def _override_loaders(
     num_workers: int | None, prefetch_factor: int | None, pin_memory: bool | None
-) -> contextlib.AbstractContextManager[list[Any]]:
-    """Replace arguments with which the module makes its DataLoaders.
+) -> Callable[[], None]:
+    """Replace arguments with which the module makes its DataLoaders, from now on.
 
     A module has no common attribute for them, as it has for the number of workers.
+
+    Returns:
+        The function that ends it.
     """
-    settings = {
-        # torch rejects a prefetch factor without workers.
-        "prefetch_factor": prefetch_factor if num_workers else None,
-        "pin_memory": pin_memory,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    return overridden(DataLoader, given)
+    if prefetch_factor is None and pin_memory is None:
+        return lambda: None
+
+    def settings_for(given: Mapping[str, Any]) -> dict[str, Any]:
+        settings: dict[str, Any] = {}
+        # torch rejects it for a loader without workers, as another one may be.
+        if prefetch_factor is not None and num_workers and given.get("num_workers"):
+            settings["prefetch_factor"] = prefetch_factor
+        if pin_memory is not None:
+            settings["pin_memory"] = pin_memory
+        return settings
+
+    return override(DataLoader, settings_for)
 
 
 def untuned_settings(

@@ -126,6 +126,10 @@ def matmul(number, rows, type_name):
     return operator(number, "aten::mm", [[rows, 8], [8, 8]], [type_name] * 2)
 
 
+EXPANDED = operator(1, "aten::mm", [[64, 8], [8, 8]], ["float"] * 2, [[0, 0], [8, 1]])
+"""A matmul in fp32 whose first factor is stored as one number."""
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -133,8 +137,10 @@ def matmul(number, rows, type_name):
         ([matmul(1, 64, "float"), matmul(2, 63, "c10::Half")], "fp32"),
         ([operator(1, "aten::add", [[8]], ["c10::BFloat16"])], "fp32"),
         ([matmul(1, 64, "a new type"), matmul(2, 1, "c10::Half")], "bf16"),
+        ([EXPANDED, matmul(2, 63, "c10::Half")], "fp32"),
+        ([matmul(1, 0, "c10::Half"), matmul(2, 1, "float")], "fp32"),
     ],
-    ids=["bf16", "fp32", "no matmul", "unknown type"],
+    ids=["bf16", "fp32", "no matmul", "unknown type", "expanded", "empty"],
 )
 def test_format_is_that_of_most_flops(events, expected):
     assert matmul_format(events) == expected

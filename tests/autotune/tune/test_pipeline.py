@@ -374,7 +374,7 @@ def test_phase_that_cannot_be_checked_is_skipped(stages, capsys):
         "the size before tuning is not known",
     )
     assert tuning.failed == []
-    assert "baseline of a: next: Name it: --untuned size=N" in capsys.readouterr().err
+    assert "baseline a: next: Name it: --untuned size=N" in capsys.readouterr().err
 
 
 def test_phase_without_time_is_skipped(stages):
@@ -442,7 +442,7 @@ def test_common_error_ends_the_tuning(stages, capsys, error, status, words):
 
 
 def test_models_require_different_profiles(stages, tmp_path):
-    with pytest.raises(UsageError, match="names one file for 2 models"):
+    with pytest.raises(UsageError, match="names one file for 2 profiles"):
         stages.run(out=tmp_path / "one.toml")
     assert stages.benches == 0
 

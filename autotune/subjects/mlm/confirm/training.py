@@ -131,7 +131,6 @@ class MlmTraining:
             request,
             train.model.name,
             timeout_s=sweep.trial_timeout_s,
-            micro_batches=micro_batches,
         )
 
     def confirmed(

@@ -1,5 +1,1 @@
-"""Windows of the bundled trainer, and the sweep of its DataLoader workers.
-
-``windows`` makes windows of it for ``autotune.workers``, and ``stage`` is the whole
-phase for a probed profile.
-"""
+"""Windows of the bundled trainer, for ``autotune.workers`` and other capabilities."""

@@ -1,6 +1,6 @@
 """Settings of the loader of a Lightning module, whose only attribute is of workers."""
 
-import contextlib
+import inspect
 import sys
 
 import pytest
@@ -79,17 +79,20 @@ def test_loader_has_the_settings(place, given, expected):
 
 
 def test_own_loop_trains_with_the_settings(place, monkeypatch):
-    with contextlib.ExitStack() as process:
-        monkeypatch.setattr(jobs, "_UNTIL_THE_END", process)
-        train = jobs.build_training(
-            **place,
-            device="cpu",
-            micro_batch_size=4,
-            num_workers=1,
-            prefetch_factor=5,
-            pin_memory=False,
-        )
-        train()
+    # It is replaced until the process ends.
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    train = jobs.build_training(
+        **place,
+        device="cpu",
+        micro_batch_size=4,
+        num_workers=1,
+        prefetch_factor=5,
+        pin_memory=False,
+    )
+    train()
+    # Lightning reads it to make the loader of a rank.
+    assert "dataset" in inspect.signature(DataLoader.__init__).parameters
+    assert DataLoader([1]).prefetch_factor is None
     (loader,) = sys.modules["small_module"].MADE
     assert settings_of(loader) == (1, 5, False)
     assert loader.batch_size == 4
