@@ -1,4 +1,4 @@
-"""Parts of capabilities that a kind of subject has in a form of its own.
+"""Parts of capabilities that a kind of subject has in its own form.
 
 A capability is written once, for any subject. If a kind knows more than the interface
 says, its own function takes the place of the capability's. Such functions are in the
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar, cast
 
 PartName = Literal["searched settings", "windows", "training", "side", "network"]
-"""What a kind may do in a form of its own: the settings that ``tune --explore``
+"""What a kind may do in its own form: the settings that ``tune --explore``
 searches, the windows of its training, the training that ``confirm`` verifies, its side
 of a comparison, and the measurement on several ranks."""
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])

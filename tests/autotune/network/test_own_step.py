@@ -8,7 +8,7 @@ from autotune.errors import NotCheckable, ProfileRejected
 from autotune.evidence.network import Link
 from autotune.network.own_step import predict_own
 from autotune.network.stage import measure_network
-from autotune.profiles.store import read_profile
+from autotune.profiles.store import read_profile, write_profile
 from testbed.examples.own_profiles import own_profile
 from tests.autotune.baseline.own_profiles import (
     TUNED_SIZE,
@@ -57,3 +57,10 @@ def test_prediction_requires_a_measured_step(tmp_path):
     unmeasured = replace(stored, profile=own_profile())
     with pytest.raises(ProfileRejected, match="no step on one rank"):
         predict_own(unmeasured, [2], None, None, "measured")
+
+
+@pytest.mark.parametrize("where", ["--here", "--slurm"])
+def test_command_rejects_several_nodes(workdir, says, where):
+    write_profile(workdir / "own.toml", own_profile())
+    words = ("network", "own.toml", "--nodes", "2", where, "--dry-run")
+    assert "on one node" in says(*words[: 5 if where == "--here" else 6], code=7)

@@ -74,7 +74,7 @@ def tune_network(
     """Measure gradient synchronisation for the profile.
 
     It is the part of ``autotune.network.stage`` that chooses the trainer's strategy.
-    Ranks have machines of their own, so ``bench`` is not used. Other arguments, the
+    ``bench`` is not used, as ranks are started on other machines. Other arguments, the
     result and errors are those of ``measure_network``.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
