@@ -19,7 +19,7 @@ _REPEATS = {"cuda": 30, "cpu": 5}
 its power limit, as in training."""
 _WARMUP_REPEATS = 3
 RateFormat = Literal["bf16", "tf32", "fp32"]
-"""Number format of matmuls that have a rate of their own."""
+"""Number format whose matmuls have a different rate."""
 
 
 def rate_formats(device_kind: str) -> tuple[RateFormat, ...]:
