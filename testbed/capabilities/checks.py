@@ -77,6 +77,7 @@ def check_contents(result: Result) -> None:
     kinds = contents.bytes_by_kind
     assert kinds[ContentKind.PARAMETERS] >= PARAMETER_BYTES
     assert kinds[ContentKind.OPTIMIZER_STATE] >= 2 * PARAMETER_BYTES
+    assert "refused_contents" in probe, probe.get("contents_not_recorded")
     refused = PeakContents.model_validate(probe["refused_contents"])
     assert refused.refused is not None
     shown = result.answer["evidence"]["probe"]["contents"]
