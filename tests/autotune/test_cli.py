@@ -136,7 +136,7 @@ def test_misspelt_or_missing_names_get_a_next_step(refused, arguments, code, wor
     [
         (["--memory", "900TB"], 3, ["exceeds", "at most"]),
         (["--memory", "1GiB", "--out", "bin/p.toml"], 3, ["cannot write"]),
-        (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
+        (["--model", "bert-small", "--out", "q.toml"], 2, ["2 profiles", "directory"]),
     ],
 )
 def test_impossible_probe_is_rejected_before_a_trial(

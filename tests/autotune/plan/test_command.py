@@ -26,14 +26,15 @@ def test_memory_is_that_of_the_profiles_micro_batch(workdir, says):
     printed = json.loads(says("plan", SHIPPED, "--json"))["memory"]
     profile = read_profile(SHIPPED).profile
     probe = profile.evidence.probe
-    assert printed["micro_batch_size"] == profile.train.micro_batch_size == 11
+    size = profile.train.micro_batch_size
+    assert printed["micro_batch_size"] == size < probe.feasible_max
     (alone,) = printed["shares"]
     # The trace alone predicts more than the budget for the largest micro-batch.
     assert sum(probe.traced_terms_bytes.values()) > probe.feasible_peak_bytes
     assert alone["total_bytes"] < probe.feasible_peak_bytes
     assert alone["fits"]
     text = says("plan", SHIPPED)
-    assert "predicted for micro-batch size 11" in text
+    assert f"predicted for micro-batch size {size}" in text
 
 
 def test_plan_agrees_with_the_measured_peak():

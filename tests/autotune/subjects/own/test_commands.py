@@ -20,6 +20,7 @@ def examples(workdir) -> Path:
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
 def test_probes_an_example_until_out_of_memory(says, examples, name):
     printed = json.loads(
@@ -143,7 +144,7 @@ def test_traces_own_model_before_trials(says, workdir):
             "--step",
             "modelled:build_step",
             "--memory",
-            "300MB",
+            "150MB",
             "--here",
             "--json",
         )
