@@ -209,7 +209,9 @@ def _with_subject(now: TrainingContext, profile: Profile) -> TrainingContext:
     untried: tuple[Setting, ...] = ()
     if profile.evidence.explore is None:
         fixed = profile.subject.arguments
-        untried = tuple(one for one in subject.settings() if one.name not in fixed)
+        untried = tuple(
+            setting for setting in subject.settings() if setting.name not in fixed
+        )
     return replace(now, arguments=argument_names(subject, names), untried=untried)
 
 

@@ -138,9 +138,11 @@ def _measure(
     purpose = (
         f"Measures the network, and what it costs a step of {profile.subject.words}."
     )
-    asked = profile_job("network", purpose, stored, request)
-    asked = replace(asked, nodes=nodes or usual_nodes, with_srun=not profile.has_train)
-    if job.submitted_or_rejected(context, asked):
+    job_request = profile_job("network", purpose, stored, request)
+    job_request = replace(
+        job_request, nodes=nodes or usual_nodes, with_srun=not profile.has_train
+    )
+    if job.submitted_or_rejected(context, job_request):
         return
     sys.stderr.write(
         sweep_time_text("network", profile.device, request.window_s, request.budget_s)
@@ -185,7 +187,7 @@ def _predict(
         )
         raise UsageError(what, next_step="Add --nodes 1,2,4")
     counts = counts or _counts(DEFAULT_NODES, several=True)
-    asked = JobRequest(
+    job_request = JobRequest(
         name=f"network-predict-{model}",
         purpose=f"Measures {model} on up to {plural(max(counts), 'node')}.",
         trial_log=str(
@@ -200,7 +202,7 @@ def _predict(
         with_srun=False,
         reports=job.reports,
     )
-    if job.submitted(context, asked):
+    if job.submitted(context, job_request):
         return
     scaled = scale_profile(
         stored,

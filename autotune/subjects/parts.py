@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar, cast
 
 PartName = Literal["searched settings", "windows", "training", "side", "network"]
-"""What a kind may do in its own form: the settings that ``tune --explore``
+"""Parts that a kind may have in its own form: the settings that ``tune --explore``
 searches, the windows of its training, the training that ``confirm`` verifies, its side
 of a comparison, and the measurement on several ranks."""
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])

@@ -1,4 +1,4 @@
-"""What a tuning does with its subjects in each phase, on one machine."""
+"""Subjects of a tuning, and the work of each phase on one machine."""
 
 import contextlib
 from collections.abc import Iterator
@@ -251,9 +251,9 @@ class TunedSubject:
     def workers(self, stored: StoredProfile, request: SweepRequest) -> str:
         """Find the fewest DataLoader workers."""
         written = sweep_loader(self.bench, stored, request, stored.path)
-        found = written.profile.evidence.workers
-        assert found is not None, "a sweep writes its evidence"
-        return f"{found.chosen} DataLoader workers: {found.choice}"
+        evidence = written.profile.evidence.workers
+        assert evidence is not None, "a sweep writes its evidence"
+        return f"{evidence.chosen} DataLoader workers: {evidence.choice}"
 
     def network(
         self, stored: StoredProfile, request: SweepRequest, nodes: int

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -39,16 +40,18 @@ def override(
 
     Args:
         made_class: The class.
-        settings_for: Returns the arguments to replace, from the given keyword
-            arguments.
+        settings_for: Returns the arguments to replace, from the given arguments by
+            name.
         when_made: Called with each object that was made.
     """
     make = made_class.__init__  # type: ignore[misc]  # of this class, not an instance
+    signature = inspect.signature(make)
 
     # Libraries read the signature of ``__init__``.
     @functools.wraps(make)
     def init(instance: Any, *args: Any, **kwargs: Any) -> None:
-        make(instance, *args, **{**kwargs, **settings_for(kwargs)})
+        given = signature.bind_partial(instance, *args, **kwargs).arguments
+        make(instance, *args, **{**kwargs, **settings_for(given)})
         when_made(instance)
 
     made_class.__init__ = init  # type: ignore[misc]

@@ -78,6 +78,15 @@ def test_loader_has_the_settings(place, given, expected):
     assert DataLoader([1], num_workers=1).prefetch_factor == 2
 
 
+def test_workers_given_by_position_prefetch(monkeypatch):
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    restore = jobs._override_loaders(1, 5, None)
+    # The sixth argument is the number of workers.
+    with_workers = DataLoader([1], 1, False, None, None, 1)
+    assert with_workers.prefetch_factor == 5
+    restore()
+
+
 def test_own_loop_trains_with_the_settings(place, monkeypatch):
     # It is replaced until the process ends.
     monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
