@@ -144,7 +144,9 @@ def test_traces_own_model_before_trials(says, workdir):
             "--step",
             "modelled:build_step",
             "--memory",
-            "150MB",
+            # Large beside what the trace cannot know: stacks of as many threads as the
+            # machine has cores, and buffers of its matrix products.
+            "250MB",
             "--here",
             "--json",
         )
