@@ -375,7 +375,7 @@ def on_pretended_gpu(name: str) -> dict[str, Any]:
         ended = machine.autotune(*words, "--out", place, "--reports", place)
         if ended.code:
             return {"size": None, "note": ended.err[-400:]}
-        evidence = json.loads(ended.out)["steps"][0]["evidence"]["probe"]
+        evidence = json.loads(ended.out)["profiles"][0]["evidence"]["probe"]
         endings = [
             machine.run("-m", "benchmarks.alone", step, str(size), "=".join(given))
             .out.strip()

@@ -16,6 +16,7 @@ from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import ExceedsMemory, UsageError
 
 if TYPE_CHECKING:
+    from autotune.profiles.store import WrittenProfile
     from autotune.subjects.mlm.memory.probe import MlmProbeRequest
 
 _OWN_STEP_OPTIONS = frozenset(
@@ -169,11 +170,9 @@ def probe(
     memory is capped to that of a smaller GPU. With --step, your own training code is
     probed instead of a model.
     """
-    from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
     from autotune.memory.stage import probe_subjects
     from autotune.subjects.mlm.memory.probe_requests import probe_requests
-    from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
     from autotune.trials.study import check_study_file
 
     if study_file is not None:
@@ -199,11 +198,7 @@ def probe(
     if job.submitted_or_rejected(context, _probe_job(requests, options, job, out)):
         return
     probed = probe_subjects(options.device, requests, out, time_limit_s=time_limit_s)
-    if job.as_json:
-        answer = {"models": [probe_answer(model) for model in probed]}
-        print(answer_json(answer))
-    else:
-        print(probe_text(probed, options.data))
+    _print_probed(probed, job)
 
 
 def _probe_own_step(
@@ -213,12 +208,9 @@ def _probe_own_step(
     job: JobOptions,
 ) -> None:
     """Find the largest size of your own step, for each combination of arguments."""
-    from autotune.base.answer_json import answer_json
     from autotune.memory.probe_request import MAX_SIZE
-    from autotune.memory.sections.own_step import own_probe_text
     from autotune.memory.stage import probe_subjects
     from autotune.memory.subject_probe import SubjectProbeRequest
-    from autotune.profiles.sections import written_answer
     from autotune.subjects.requested import requested_subjects
 
     own.reject_others(context, _OWN_STEP_OPTIONS)
@@ -258,10 +250,19 @@ def _probe_own_step(
     written = probe_subjects(
         options.device, probes, out, time_limit_s=context.params["time_limit_s"]
     )
+    _print_probed(written, job)
+
+
+def _print_probed(probed: "Sequence[WrittenProfile]", job: JobOptions) -> None:
+    """Print the profiles that a probe wrote, as JSON or as text."""
+    from autotune.base.answer_json import answer_json
+    from autotune.memory.sections import probe_text
+    from autotune.profiles.sections import written_answer
+
     if job.as_json:
-        print(answer_json({"steps": [written_answer(profile) for profile in written]}))
+        print(answer_json({"profiles": [written_answer(one) for one in probed]}))
     else:
-        print(own_probe_text(written))
+        print(probe_text(probed))
 
 
 def _probe_job(
@@ -320,12 +321,12 @@ def estimate(
     Show its memory breakdown. The model is traced, not run.
     """
     from autotune.base.answer_json import answer_json
+    from autotune.subjects.mlm.memory.estimate_text import estimate_text
     from autotune.subjects.mlm.memory.prediction import (
         joined_error,
         predict,
         settings_of_step,
     )
-    from autotune.subjects.mlm.memory.sections import estimate_text
     from autotune.subjects.mlm.memory.target import PredictionRequest, find_target
     from trainer.formats.presets import model_settings
     from trainer.formats.progress import progress

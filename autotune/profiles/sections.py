@@ -59,10 +59,14 @@ def profile_answer(profile: Profile) -> dict[str, Any]:
 
 
 def written_answer(written: WrittenProfile) -> dict[str, Any]:
-    """Return the JSON of a command: the profile, its path, and every trial."""
+    """Return the JSON of a command: the profile, its path, and every trial.
+
+    ``bytes_known`` tells how peaks of memory are known, such as ``measured``.
+    """
     trials = [
         {
             "label": finished.label,
+            "size": finished.trial.measured.get("size"),
             "seconds": round(finished.seconds, 3),
             "from_trial_log": finished.from_trial_log,
             "outcome": finished.outcome,
@@ -73,6 +77,7 @@ def written_answer(written: WrittenProfile) -> dict[str, Any]:
         {
             "profile": written.path,
             **profile_answer(written.profile),
+            "bytes_known": written.profile.fingerprint.bytes_known,
             "trials": trials,
         }
     )

@@ -15,6 +15,8 @@ from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
 from autotune.evidence.baseline import TUNED, BaselineEvidence, row_of
 from autotune.evidence.confirm import ConfirmEvidence
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import SubjectTable
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
@@ -169,13 +171,12 @@ def _own_workers_command(
 def _doubts(reported: ReportedProfile) -> Iterator[Doubt]:
     """Yield the doubts about a tuning's measurements."""
     evidence = reported.profile.evidence
-    if not reported.profile.has_train:
-        yield from _doubts_on_own_code(reported)
-        return
     if evidence.probe is None:
         yield _NOT_PROBED
-        return
+    else:
+        yield from _doubts_on_probe(evidence.probe, reported.profile.subject)
     yield from _doubts_on_workers(evidence.workers)
+    yield from _disturbances(reported.trials, "baseline")
     yield from _doubts_on_baseline(evidence.baseline)
     rate = tuned_rate(reported.profile)
     if rate is not None:
@@ -186,11 +187,17 @@ def _doubts(reported: ReportedProfile) -> Iterator[Doubt]:
             "throughput", rate.interval, phase, measurements=rate.estimate.n
         )
     yield from _wide_speedups(evidence.baseline)
-    yield from _disturbances(reported.trials, "baseline")
-    dip = evidence.probe.dip
-    if dip is not None and not dip.kernels:
-        yield Doubt(dip_words(dip))
     yield from _doubts_on_promise(evidence.confirm)
+
+
+def _doubts_on_probe(probe: ProbeEvidence, subject: SubjectTable) -> Iterator[Doubt]:
+    """Yield the doubts about the largest size, and about rates of smaller ones."""
+    if probe.infeasible_min is None:
+        yield Doubt("larger sizes were not tried")
+    if probe.varies_bytes:
+        yield Doubt("steps of one size differ in memory")
+    if probe.dip is not None and not probe.dip.kernels:
+        yield Doubt(dip_words(probe.dip, subject))
 
 
 def _doubts_on_promise(confirm: ConfirmEvidence | None) -> Iterator[Doubt]:
@@ -198,20 +205,6 @@ def _doubts_on_promise(confirm: ConfirmEvidence | None) -> Iterator[Doubt]:
     if confirm is not None and confirm.is_kept is False:
         words = confirmed_words(confirm)
         yield Doubt(f"outside the promised interval: {words}", "confirm")
-
-
-def _doubts_on_own_code(reported: ReportedProfile) -> Iterator[Doubt]:
-    """Yield the doubts about measurements of your own step and loader."""
-    probe = reported.profile.evidence.probe
-    if probe is None:
-        yield _NOT_PROBED
-    elif probe.infeasible_min is None:
-        yield Doubt("larger sizes were not tried")
-    elif probe.varies_bytes:
-        yield Doubt("steps of one size differ in memory")
-    yield from _doubts_on_workers(reported.profile.evidence.workers)
-    yield from _disturbances(reported.trials, "workers")
-    yield from _doubts_on_promise(reported.profile.evidence.confirm)
 
 
 def _disturbances(

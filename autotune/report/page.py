@@ -20,8 +20,8 @@ from autotune.corpus.values import LengthDistribution
 from autotune.evidence.advice import Advice
 from autotune.evidence.profile import fill_share
 from autotune.memory.sections import curve_section, memory_section
-from autotune.memory.sections.own_step import step_section
 from autotune.network.sections import network_section
+from autotune.profiles.decide.follow_up import workers_command
 from autotune.profiles.decide.rates import Rate, tuned_rate
 from autotune.profiles.decide.run_rates import run_rate
 from autotune.profiles.explanation_text import figure_text
@@ -148,7 +148,7 @@ def _subtitle(profiles: Sequence[ReportedProfile]) -> str:
         device = f"{machine.gpu_count} x {device}"
     date = profile.provenance.created_utc[:10]
     sentences = [f"{device}, torch {machine.torch}, {date}."]
-    if any(reported.profile.has_train for reported in profiles):
+    if any(fill_share(reported.profile) is not None for reported in profiles):
         sentences.append("tokens/s: non-padding tokens.")
     pretended = [
         reported.title
@@ -202,34 +202,16 @@ def _add_measurements(
     def add(title: str, key: str, section: Callable[[ReportedProfile], Blocks]) -> None:
         parts.add(title, key, {each.title: section(each) for each in profiles})
 
-    def add_of_trainer(
-        title: str, key: str, section: Callable[[ReportedProfile], Blocks]
-    ) -> None:
-        trained = [each for each in profiles if each.profile.has_train]
-        parts.add(title, key, {each.title: section(each) for each in trained})
-
     add("Speedup", "before", _speedup)
-    add_of_trainer("Step time", "steps", lambda each: _step_time(each, runs))
-    add("Memory", "memory", _memory)
-    add_of_trainer("Throughput by micro-batch", "curve", curve_section)
+    add("Step time", "steps", lambda each: _step_time(each, runs))
+    add("Memory", "memory", memory_section)
+    add("Throughput by size", "curve", curve_section)
     add("Data loading", "workers", workers_section)
     add("Promised and delivered", "confirm", confirm_section)
-    add_of_trainer("Kernels", "kernels", kernels_section)
+    add("Kernels", "kernels", kernels_section)
     parts.add("Sample lengths", "lengths", lengths_section(profiles, runs))
     add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)
-    # Nothing measures these for code of yours yet.
-    unavailable = doc.Missing(
-        subject="require settings of the bundled trainer",
-        state="not available",
-        commands=(),
-    )
-    of_own_code = [each for each in profiles if not each.profile.has_train]
-    parts.add(
-        "Step time and kernels",
-        "unavailable",
-        {each.title: (unavailable,) for each in of_own_code},
-    )
 
 
 def _add_appendix(appendix: _Parts, profiles: tuple[ReportedProfile, ...]) -> None:
@@ -274,20 +256,13 @@ def _step_time(reported: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Bloc
     """Return the bottleneck of a step, and the figures that are not known."""
     bottleneck = main_bottleneck(reported, runs)
     if bottleneck is None:
-        return (
-            doc.Missing(
-                subject="The parts of a step's time", commands=train_commands(reported)
-            ),
-        )
+        commands = train_commands(reported)
+        if not reported.profile.has_train:
+            # A run of yours records no parts; the sweep measures their source.
+            commands = (workers_command(reported.profile, reported.path),)
+        return (doc.Missing(subject="The parts of a step's time", commands=commands),)
     unknown = [(f"Not known: {figure}.",) for figure in bottleneck.untold]
     return (doc.Bullets(items=(bottleneck_words(bottleneck), *unknown)),)
-
-
-def _memory(reported: ReportedProfile) -> Blocks:
-    """Return the section on memory, of the bundled trainer or of a step of yours."""
-    if reported.profile.has_train:
-        return memory_section(reported)
-    return step_section(reported)
 
 
 def _advice_cards(

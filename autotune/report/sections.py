@@ -5,7 +5,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.advice.sections import CAUSE_NAMES
@@ -29,6 +29,7 @@ from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.confirm.decide import confirmed_words
 from autotune.evidence.advice import Bottleneck
+from autotune.evidence.argument import Argument
 from autotune.evidence.baseline import (
     BASELINE_WORDS,
     UNTUNED,
@@ -38,7 +39,7 @@ from autotune.evidence.baseline import (
 )
 from autotune.evidence.probe import LOWER_BOUND
 from autotune.evidence.profile import Profile
-from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.profiles.decide.batch_split import profile_split
 from autotune.profiles.decide.follow_up import (
     command,
     missing_probe_commands,
@@ -66,7 +67,6 @@ _RATE_ORIGINS = {
 class _SummaryRow:
     """A profile in the summary table, with its tuned rate."""
 
-    name: str
     profile: Profile
     rate: Rate | None
 
@@ -74,13 +74,24 @@ class _SummaryRow:
     def num_workers(self) -> str | None:
         if self.profile.evidence.workers is None:
             return None
-        return str(self.profile.train.data.num_workers)
+        return str(self.profile.num_workers)
 
     @property
-    def tokens_per_s(self) -> str | None:
+    def rate_text(self) -> str | None:
         if self.rate is None:
             return None
         return format_bounded(self.rate.interval, format_number)
+
+    @property
+    def other_settings(self) -> str | None:
+        """Tuned values of your code that have no column of their own."""
+        shown = (self.profile.subject.size, "num_workers")
+        others = {
+            name: value
+            for name, value in self.profile.settings.items()
+            if name not in shown
+        }
+        return _values_text(others) or None
 
 
 _SummaryColumn = tuple[str, str, Callable[[_SummaryRow], str | None]]
@@ -147,24 +158,27 @@ def _trial_counts(trials: Sequence[FinishedTrial]) -> str:
 
 
 def _headline(reported: ReportedProfile) -> doc.Words:
-    """Return the speedups and the throughput; of code of yours, its tuned values."""
+    """Return the speedups and the throughput of the tuned settings."""
     profile = reported.profile
-    if not profile.has_train:
-        return (doc.Strong(text=_own_values(profile)),)
     rate = tuned_rate(profile)
     if rate is None:
-        measuring = [
-            *missing_probe_commands(profile, reported.path),
-            f"autotune baseline {reported.quoted}",
-        ]
-        return ("Throughput was not measured: ", doc.Code(text=measuring[0]))
+        return ("Throughput was not measured: ", doc.Code(text=_measuring(reported)))
     comparisons = _comparisons(profile)
     return (
         *comparisons,
         ": " if comparisons else "",
-        doc.Strong(text=f"{format_number(rate.value)} tokens/s"),
+        doc.Strong(text=f"{format_number(rate.value)} {profile.subject.unit}/s"),
         f" ({_rate_notes(reported, rate)}).",
     )
+
+
+def _measuring(reported: ReportedProfile) -> str:
+    """Return the command that measures the throughput of a profile."""
+    profile = reported.profile
+    missing = missing_probe_commands(profile, reported.path)
+    if missing:
+        return missing[0]
+    return command("confirm", reported.path)
 
 
 def _comparisons(profile: Profile) -> doc.Words:
@@ -275,10 +289,14 @@ def _next_command(reported: ReportedProfile, runs: Sequence[ReportedRun]) -> str
 
 def _own_values(profile: Profile) -> str:
     """Return the tuned values of your code on one line."""
-    values = [
-        f"{name} {format_setting(value)}" for name, value in profile.settings.items()
-    ]
-    return " · ".join(values)
+    return _values_text(profile.settings)
+
+
+def _values_text(settings: Mapping[str, Argument]) -> str:
+    """Return names and values on one line."""
+    return " · ".join(
+        f"{name} {format_setting(value)}" for name, value in settings.items()
+    )
 
 
 def _own_settings(profile: Profile) -> doc.Words:
@@ -475,47 +493,34 @@ def _parts_by_cause(bottleneck: Bottleneck) -> tuple[tuple[str, float], ...]:
     )
 
 
-def own_summary_table(profiles: Sequence[Profile]) -> doc.Table:
-    """Return the tuned values of your code, with the promised and delivered rate."""
-    return doc.table_of(
-        "",
-        profiles,
-        ("your code", "l", lambda profile: profile.subject.words),
-        ("values", "l", _own_values),
-        ("max", "r", _largest_size),
-        ("throughput", "l", _confirmed),
-    )
-
-
 def _largest_size(profile: Profile) -> str | None:
     """Return the largest size that fits; None if it was not measured."""
     probe = profile.evidence.probe
     return None if probe is None else f"{probe.feasible_max:,}"
 
 
-def _confirmed(profile: Profile) -> str | None:
-    """Return the promised and the delivered rate; None without a confirmation."""
-    confirm = profile.evidence.confirm
-    return None if confirm is None else confirmed_words(confirm)
-
-
-def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
+def summary_table(profiles: Sequence[Profile]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals.
 
-    A missing speedup was not measured.
+    All profiles are of one search, and have the same unit. A missing speedup was not
+    measured.
     """
     rows = [
-        _SummaryRow(name=name, profile=profile, rate=tuned_rate(profile))
-        for name, profile in zip(names, profiles, strict=True)
+        _SummaryRow(profile=profile, rate=tuned_rate(profile)) for profile in profiles
     ]
+    subject = profiles[0].subject
+    others: list[_SummaryColumn] = []
+    if any(row.other_settings for row in rows):
+        others = [("other settings", "l", lambda row: row.other_settings)]
     return doc.table_of(
         "",
         rows,
-        ("model", "l", lambda row: row.name),
-        ("max micro-batch", "r", lambda row: _largest_size(row.profile)),
+        ("subject", "l", lambda row: row.profile.subject.words),
+        (f"max {subject.size}", "r", lambda row: _largest_size(row.profile)),
         ("batch", "r", lambda row: _batch(row.profile)),
         ("workers", "r", lambda row: row.num_workers),
-        ("tokens/s", "r", lambda row: row.tokens_per_s),
+        *others,
+        (f"{subject.unit}/s", "r", lambda row: row.rate_text),
         *_speedup_columns(profiles),
     )
 
@@ -535,13 +540,15 @@ def _speedup_column(baseline: str) -> _SummaryColumn:
 
 
 def _batch(profile: Profile) -> str:
-    """Return how the global batch is split; only its size if a hand edit broke that."""
-    train = profile.train
+    """Return how the global batch is split, or else the size in use.
+
+    If a hand edit broke the split, it is only the global batch.
+    """
     ranks = profile.local_ranks
-    if train.global_batch_size < ranks:
-        return f"{train.global_batch_size:,}"
-    split = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
-    return split.words(ranks)
+    if profile.has_train and profile.train.global_batch_size < ranks:
+        return f"{profile.train.global_batch_size:,}"
+    split = profile_split(profile, ranks)
+    return str(profile.size) if split is None else split.words(ranks)
 
 
 def _speedup(profile: Profile, baseline: str) -> str | None:

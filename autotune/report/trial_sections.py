@@ -8,6 +8,7 @@ from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
 from autotune.base.wording import format_number, plural
 from autotune.evidence.profile import Fingerprint, Profile
+from autotune.memory.sections.size_reasons import rate_unit
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
@@ -44,8 +45,6 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
     notes = _ignored_entries(reported)
     if not reported.trials:
         command = probe_command(reported.profile, reported.path)
-        if reported.profile.has_train:
-            command = f"autotune tune --model {reported.name} --data DIR"
         return (
             *notes,
             Missing(subject="Trials (none in the trial log)", commands=(command,)),
@@ -55,9 +54,6 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
     peak_header = "peak memory"
     if fingerprint.bytes_known != "measured":
         peak_header = "peak memory, allocator"
-    rate_header = "tokens/s incl. padding"
-    if not reported.profile.has_train:
-        rate_header = f"{reported.profile.subject.unit}/s"
     table = table_of(
         "Trials",
         rows,
@@ -67,7 +63,7 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
         ("ranks", "r", lambda row: str(row.finished.trial.ranks)),
         ("optimizer steps", "r", lambda row: row.steps_text),
         (peak_header, "r", lambda row: format_bytes(row.peak_bytes)),
-        (rate_header, "r", lambda row: row.rate_text),
+        (rate_unit(reported.profile), "r", lambda row: row.rate_text),
         ("time", "r", lambda row: format_seconds(row.finished.seconds)),
         ("detail", "l", lambda row: _failure_detail(row.finished.outcome)),
         long=True,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from autotune.base.document import Block, Pairs, Paragraph
 from autotune.base.render_console import console_text
 from autotune.base.units import format_seconds
-from autotune.evidence.profile import Profile
-from autotune.report.sections import own_summary_table, summary_table
+from autotune.evidence.profile import Profile, fill_share
+from autotune.report.sections import summary_table
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
@@ -127,16 +127,9 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
 
 def _summary(profiles: Sequence[Profile]) -> tuple[Block, ...]:
     """Return the table of tuned settings and their throughput."""
-    trained = [profile for profile in profiles if profile.has_train]
-    own = [profile for profile in profiles if not profile.has_train]
-    blocks: list[Block] = []
-    if trained:
-        note = (
-            "tokens/s: non-padding; vs: speedup over a baseline; in parentheses: 95 %"
-            " intervals"
-        )
-        names = [profile.train.model.name for profile in trained]
-        blocks += [summary_table(trained, names), Paragraph(words=(note,))]
-    if own:
-        blocks.append(own_summary_table(own))
-    return tuple(blocks)
+    if not profiles:
+        return ()
+    note = "vs: speedup over a baseline; in parentheses: 95 % intervals"
+    if any(fill_share(profile) is not None for profile in profiles):
+        note = f"tokens/s: non-padding; {note}"
+    return (summary_table(profiles), Paragraph(words=(note,)))

@@ -311,5 +311,5 @@ def _probe_words(written: WrittenProfile) -> str:
     if split is not None:
         parts.append(f"global batch of {split.words(evidence.local_ranks)}")
     if evidence.dip is not None:
-        parts.append(dip_words(evidence.dip))
+        parts.append(dip_words(evidence.dip, profile.subject))
     return "; ".join(parts)

@@ -17,7 +17,7 @@ from autotune.console.slurm_job import JobOptions, JobRequest
 if TYPE_CHECKING:
     from autotune.evidence.probe import ProbeEvidence
     from autotune.machine.measured_device import DeviceChoice
-    from autotune.profiles.store import StoredProfile
+    from autotune.profiles.store import StoredProfile, WrittenProfile
     from autotune.subjects.subject import Subject
     from autotune.trials.sweep_request import SweepRequest
 
@@ -162,8 +162,6 @@ def _sweep_own(
     out: Path,
 ) -> None:
     """Find the fewest workers of your own loader."""
-    from autotune.base.answer_json import answer_json
-    from autotune.profiles.sections import written_answer
     from autotune.profiles.store import read_profile
     from autotune.trials.decide.least_time import sweep_time_text
     from autotune.workers.decide.window_time import (
@@ -172,7 +170,6 @@ def _sweep_own(
         longer_words,
     )
     from autotune.workers.own_loader import sweep_own
-    from autotune.workers.sections import own_workers_text
 
     loader = subject.code().get("loader", subject.words)
     job_request = JobRequest(
@@ -199,10 +196,7 @@ def _sweep_own(
         )
     )
     written = sweep_own(choice, subject, request, None if out == opt.NOT_GIVEN else out)
-    if job.as_json:
-        print(answer_json(written_answer(written)))
-    else:
-        print(own_workers_text(written))
+    _print_swept(written, job)
 
 
 def _sweep_profile(
@@ -221,7 +215,6 @@ def _sweep_profile(
         request: Windows to measure, with their time budget.
         job: Options of the SLURM job and of the output.
     """
-    from autotune.base.answer_json import answer_json
     from autotune.profiles.measuring_commands import profile_job
     from autotune.subjects.bench import open_subject
     from autotune.subjects.registry import profile_subject
@@ -231,7 +224,6 @@ def _sweep_profile(
         least_window_s,
         longer_words,
     )
-    from autotune.workers.sections import workers_text
     from autotune.workers.stage import sweep_loader
 
     train = stored.profile.train
@@ -264,12 +256,19 @@ def _sweep_profile(
         without_gpu=without_gpu,
     ) as bench:
         written = sweep_loader(bench, stored, request, stored.path)
-    evidence = written.profile.evidence.workers
-    assert evidence is not None, "a sweep writes its evidence"
+    _print_swept(written, job)
+
+
+def _print_swept(written: "WrittenProfile", job: JobOptions) -> None:
+    """Print the profile that a sweep wrote, as JSON or as text."""
+    from autotune.base.answer_json import answer_json
+    from autotune.profiles.sections import written_answer
+    from autotune.workers.sections import workers_text
+
     if job.as_json:
-        print(answer_json(evidence))
+        print(answer_json(written_answer(written)))
     else:
-        print(workers_text(evidence, stored.path, request.data))
+        print(workers_text(written))
 
 
 def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> str:

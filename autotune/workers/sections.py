@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted
@@ -45,23 +44,15 @@ LEAST_MINUTES = 10
 """Shortest time limit to suggest, in minutes: the default of the command."""
 
 
-def workers_text(evidence: WorkersEvidence, profile: Path, data: Path) -> str:
-    """Return the evidence and the next command, for the console."""
-    train = command("train", profile, data=data)
-    pairs = doc.Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))
-    return console_text((*sweep_blocks(evidence), pairs))
-
-
-def own_workers_text(written: WrittenProfile) -> str:
-    """Return the result of a sweep of your own loader, for the console."""
+def workers_text(written: WrittenProfile) -> str:
+    """Return the result of a sweep and what to do next, for the console."""
     evidence = written.profile.evidence.workers
-    # The sweep has written it.
-    assert evidence is not None
-    settings = settings_words(evidence.loader_settings)
-    pairs = (
-        ("profile", (str(written.path),)),
-        ("next", (f"use {settings} in your loader",)),
-    )
+    assert evidence is not None, "a sweep writes its evidence"
+    following = command("train", written.path)
+    if not written.profile.has_train:
+        settings = settings_words(evidence.loader_settings)
+        following = f"use {settings} in your loader"
+    pairs = (("profile", (str(written.path),)), ("next", (following,)))
     return console_text((*sweep_blocks(evidence), doc.Pairs(pairs=pairs)))
 
 

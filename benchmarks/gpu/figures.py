@@ -258,7 +258,7 @@ def _own_code(source: _Source) -> Iterator[Row]:
     for name, stage in source.stages.items():
         if not name.startswith("own-code-"):
             continue
-        for step in stage["answer"]["steps"]:
+        for step in stage["answer"]["profiles"]:
             evidence = step["evidence"]["probe"]
             yield {
                 "example": name.removeprefix("own-code-"),

@@ -34,10 +34,8 @@ def check_probe(result: Result) -> None:
     settings = table["train"] if is_bundled else table["settings"]
     assert settings["micro_batch_size"] in curve
     assert probe["choice"]
-    printed = result.answer.get("steps") or result.answer["models"]
-    [step] = printed
-    printed_probe = step["evidence"]["probe"] if "evidence" in step else step
-    assert printed_probe["feasible_max"] == probe["feasible_max"]
+    [printed] = result.answer["profiles"]
+    assert printed["evidence"]["probe"]["feasible_max"] == probe["feasible_max"]
     assert table["fingerprint"]["device"] == result.place.device
 
 

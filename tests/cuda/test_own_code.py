@@ -38,7 +38,7 @@ def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     )
     ended = machine.autotune("probe", "--step", "subject:build_step", *options)
     assert ended.code == 0, ended
-    profile = json.loads(ended.out)["steps"][0]
+    profile = json.loads(ended.out)["profiles"][0]
     assert profile["fingerprint"]["device"] == "cuda"
     step = profile["evidence"]["probe"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
@@ -135,7 +135,7 @@ def test_host_memory_is_reported_without_limit(null_gpu, tmp_path):
     )
     ended = machine.autotune("probe", "--step", "greedy:build_step", *options)
     assert ended.code == 0, ended
-    [profile] = json.loads(ended.out)["steps"]
+    [profile] = json.loads(ended.out)["profiles"]
     assert profile["evidence"]["probe"]["host_peak_bytes"] > 10 * 2**30
 
 

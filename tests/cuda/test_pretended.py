@@ -31,9 +31,9 @@ def profile(machine, data):
     )
     ended = machine.autotune("probe", *options.split(), "--data", data, "--out", path)
     assert ended.code == 0, ended
-    [probe] = json.loads(ended.out)["models"]
-    assert probe["bytes_known"] == "allocator"
-    assert probe["curve"] == []
+    [probed] = json.loads(ended.out)["profiles"]
+    assert probed["bytes_known"] == "allocator"
+    assert probed["evidence"]["probe"]["curve"] == []
     return path
 
 

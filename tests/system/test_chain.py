@@ -95,15 +95,21 @@ def tuning(work, data) -> dict:
 
 
 @pytest.fixture(scope="module")
-def probe(work, tuning) -> dict:
+def probed(work, tuning) -> dict:
     """The probe of the tuning again, which completes it if its time was too short."""
-    [probe] = json.loads(autotune(*PROBE, *MODEL, cwd=work))["models"]
-    return probe
+    [probed] = json.loads(autotune(*PROBE, *MODEL, cwd=work))["profiles"]
+    return probed
 
 
 @pytest.fixture(scope="module")
-def profile(work, probe) -> Path:
-    return work / probe["profile"]
+def probe(probed) -> dict:
+    """The evidence of the probe."""
+    return probed["evidence"]["probe"]
+
+
+@pytest.fixture(scope="module")
+def profile(work, probed) -> Path:
+    return work / probed["profile"]
 
 
 @pytest.fixture(scope="module")
@@ -115,20 +121,20 @@ def run(work, data, profile) -> Path:
     return work / "runs" / "two"
 
 
-def test_tuning_ends_with_a_report(work, tuning, probe):
+def test_tuning_ends_with_a_report(work, tuning, probed):
     statuses = {stage["name"]: stage["status"] for stage in tuning["stages"]}
     assert statuses["probe"] == statuses["report"] == "done"
     assert statuses["workers"] == statuses["baseline"] == "skipped"
-    assert tuning["profiles"] == [probe["profile"]]
+    assert tuning["profiles"] == [probed["profile"]]
     assert (work / tuning["report"]).is_file()
 
 
-def test_probe_finds_the_largest_micro_batch(probe):
+def test_probe_finds_the_largest_micro_batch(probed, probe):
     largest = probe["feasible_max"]
     assert probe["infeasible_min"] == largest + 1
     outcomes = {
-        (trial["micro_batch_size"], trial["outcome"]["kind"]): trial["outcome"]
-        for trial in probe["trials"]
+        (trial["size"], trial["outcome"]["kind"]): trial["outcome"]
+        for trial in probed["trials"]
     }
     assert outcomes[largest, "measured"]["figures"]["optimizer_steps"] >= 2
     memory_message = outcomes[largest + 1, "out_of_memory"]["detail"]
@@ -137,16 +143,16 @@ def test_probe_finds_the_largest_micro_batch(probe):
 
 
 def test_second_probe_reuses_all_trials(work, probe):
-    [again] = json.loads(autotune(*PROBE, *MODEL, cwd=work))["models"]
+    [again] = json.loads(autotune(*PROBE, *MODEL, cwd=work))["profiles"]
     assert all(trial["from_trial_log"] for trial in again["trials"])
-    assert again["feasible_max"] == probe["feasible_max"]
+    assert again["evidence"]["probe"]["feasible_max"] == probe["feasible_max"]
 
 
-def test_profile_keeps_the_probes_answer(work, probe, profile):
+def test_profile_keeps_the_probes_answer(work, probed, probe, profile):
     text = profile.read_text()
     tables = tomllib.loads(text)
-    assert tables["train"]["micro_batch_size"] == probe["micro_batch_size"]
-    assert probe["micro_batch_size"] <= probe["feasible_max"]
+    size = probed["train"]["micro_batch_size"]
+    assert tables["train"]["micro_batch_size"] == size <= probe["feasible_max"]
     assert tables["evidence"]["probe"]["feasible_max"] == probe["feasible_max"]
     assert tables["train"]["data"]["path"] == "../data"
     assert str(work) not in text
@@ -205,10 +211,10 @@ def test_report_shows_the_probe_with_the_run(work, profile, run, probe):
     largest = probe["feasible_max"]
     too_large = probe["infeasible_min"]
     assert (
-        f"| largest micro-batch, verified | {largest} sequences of 64 tokens |"
+        f"| largest micro_batch_size, verified | {largest} sequences of 64 tokens |"
         in markdown
     )
-    assert f"| smallest micro-batch out of memory | {too_large} |" in markdown
+    assert f"| smallest micro_batch_size out of memory | {too_large} |" in markdown
     assert "autotune baseline " in markdown
     assert "| two | bert-mini-cpu | finished | 2 | 16 |" in markdown
     facts = json.loads((work / paths["json"]).read_text())
@@ -249,8 +255,9 @@ def test_trains_a_model_of_your_own(work, data):
     (work / "mine").mkdir()
     (work / "mine" / "config.json").write_text(json.dumps(config))
     arguments = [*PROBE, "--model", "mine/config.json", "--memory", "64MiB", "--json"]
-    [probe] = json.loads(autotune(*arguments, cwd=work))["models"]
-    assert probe["model"] == "mine"
+    [probed] = json.loads(autotune(*arguments, cwd=work))["profiles"]
+    assert probed["subject"]["name"] == "mine"
+    probe = probed["evidence"]["probe"]
     assert probe["infeasible_min"] == probe["feasible_max"] + 1
     too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
     assert "65 positions" in too_long
@@ -258,7 +265,7 @@ def test_trains_a_model_of_your_own(work, data):
     # ranks.
     ended = torchrun(
         2,
-        probe["profile"],
+        probed["profile"],
         "--data",
         "data",
         "--set",

@@ -74,7 +74,7 @@ def throughput_dip(now: TrainingContext) -> Advice | None:
     """Find a size at which tokens/s are lower than at a smaller one."""
     probe = now.evidence.probe
     size = now.size
-    if probe is None or probe.dip is None or size is None:
+    if probe is None or probe.dip is None or size is None or now.subject is None:
         return None
     dip = probe.dip
     command = now.search_command

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.base.wording import format_times, plural
+from autotune.base.wording import format_times
 from autotune.evidence.probe import CurvePoint, GrownKernel, ThroughputDip
 from autotune.evidence.profile import SubjectTable
 from autotune.kernels.decide.words import kernel_words
@@ -55,16 +55,14 @@ def _overlap(smaller: CurvePoint, larger: CurvePoint) -> bool:
     return low is not None and high is not None and high >= low
 
 
-def dip_words(dip: ThroughputDip, subject: SubjectTable | None = None) -> str:
+def dip_words(dip: ThroughputDip, subject: SubjectTable) -> str:
     """Return where throughput falls, and the kernels that explain it, in words.
 
     Args:
         dip: The dip.
-        subject: What was probed, for its units; None for the bundled trainer.
+        subject: What was probed, for its size and its unit.
     """
-    larger, unit = plural(dip.larger_size, "sequence"), "tokens"
-    if subject is not None:
-        larger, unit = subject.size_words(dip.larger_size), subject.unit
+    larger, unit = subject.size_words(dip.larger_size), subject.unit
     words = f"{unit}/s fall by {1 - dip.ratio:.1%} from {dip.smaller_size} to {larger}"
     if dip.not_profiled is not None:
         return f"{words}; its kernels were not profiled: {dip.not_profiled}"

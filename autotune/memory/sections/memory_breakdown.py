@@ -1,14 +1,14 @@
-"""Report section on memory: the largest micro-batch, and a chart of its memory."""
+"""Report section on memory: the largest size, its growth, and its contents."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from autotune.base import document as doc
 from autotune.base.document import facts_table, table_of
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import plural
 from autotune.evidence.probe import LOWER_BOUND, ProbeEvidence
 from autotune.evidence.profile import Profile
+from autotune.memory.sections.peak_contents import peak_contents_section
 from autotune.memory.sections.terms import TermLine, term_lines
 from autotune.memory.values import ACTIVATIONS
 from autotune.profiles.decide.follow_up import probe_command
@@ -19,81 +19,136 @@ _MAX_PARTS = 7
 
 
 def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on memory: its facts, and a chart of the predicted terms."""
+    """Return the section on memory: its facts, its growth, and what it consists of."""
     profile = reported.profile
     probe = profile.evidence.probe
     if probe is None:
         return (
             doc.Missing(
-                subject="Largest micro-batch",
+                subject=f"Largest {profile.subject.size}",
                 commands=(probe_command(profile, reported.path),),
             ),
         )
-    table = facts_table("Largest micro-batch", _facts(profile, probe))
-    if not probe.traced_terms_bytes:
-        return (table,)
-    budget_bytes = profile.memory_budget_bytes
-    breakdown = _traced_breakdown(probe, budget_bytes, profile.fingerprint.bytes_known)
-    return (table, breakdown)
-
-
-def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
-    """Return the rows of the table of facts: the name and the value of each."""
-    constraints = profile.constraints
-    train = profile.train
-    verified = "largest micro-batch, verified"
-    if probe.is_lower_bound:
-        verified = f"largest micro-batch that ran: {LOWER_BOUND}"
-    verified_size = (
-        f"{probe.feasible_max} sequences of {train.seq_length_tokens} tokens"
-    )
-    infeasible = str(probe.infeasible_min) if probe.infeasible_min else "none tried"
-    traced_peak: str | None = "not predicted"
-    if probe.traced_peak_bytes is not None:
-        traced_peak = format_bytes(probe.traced_peak_bytes)
-    accumulates = "yes" if probe.gradient_accumulation_steps > 1 else "no"
-    return [
-        ["memory budget per rank", format_bytes(profile.memory_budget_bytes)],
-        [verified, verified_size],
-        ["smallest micro-batch out of memory", infeasible],
-        [
-            f"peak memory of the largest, {profile.fingerprint.bytes_known}",
-            format_bytes(probe.feasible_peak_bytes),
-        ],
-        ["peak memory, predicted before any trial", traced_peak],
-        [
-            "peak memory, predicted with smaller trials",
-            format_bytes(probe.predicted_peak_bytes),
-        ],
-        [
-            "largest micro-batch, predicted before any trial",
-            format_count(probe.traced_micro_batch_size),
-        ],
-        ["parameters", format_count(probe.parameters)],
-        ["ranks training together", str(probe.local_ranks)],
-        ["gradient accumulation", accumulates],
-        ["layout", train.layout],
-        [
-            "non-padding tokens per sequence, average",
-            f"{probe.mean_tokens_per_sequence:.1f}",
-        ],
-        ["trials until both sizes were verified", str(probe.search_trials)],
-        ["time of all trials", format_seconds(probe.seconds)],
-        ["headroom", format_share(constraints.headroom_share)],
-        ["micro-batch size in use", f"{train.micro_batch_size}: {probe.choice}"],
+    blocks: list[doc.Block] = [
+        facts_table(f"Largest {profile.subject.size}", list(_facts(profile, probe)))
     ]
+    if probe.traced_terms_bytes:
+        blocks.append(_traced_breakdown(profile, probe))
+    growth = _growth_chart(profile, probe)
+    if growth is not None:
+        blocks.append(growth)
+    return (*blocks, *contents_blocks(profile))
 
 
-def _traced_breakdown(
-    probe: ProbeEvidence, budget_bytes: int, bytes_known: str
-) -> doc.Chart:
+def contents_blocks(profile: Profile) -> tuple[doc.Block, ...]:
+    """Return the blocks on what memory consists of; none if it was not recorded."""
+    probe, subject = profile.evidence.probe, profile.subject
+    if probe is None:
+        return ()
+    blocks: list[doc.Block] = []
+    if probe.contents is not None:
+        size = subject.size_words(probe.feasible_max)
+        blocks += peak_contents_section(probe.contents, size)
+    if probe.refused_contents is not None and probe.infeasible_min is not None:
+        size = subject.size_words(probe.infeasible_min)
+        blocks += peak_contents_section(probe.refused_contents, size)
+    return tuple(blocks)
+
+
+def _facts(profile: Profile, probe: ProbeEvidence) -> Iterator[Row]:
+    """Yield the rows of the table of facts: the name and the value of each.
+
+    A fact that the subject cannot have, such as tokens, has no row.
+    """
+    constraints, size = profile.constraints, profile.subject.size
+    verified = f"largest {size}, verified"
+    if probe.is_lower_bound:
+        verified = f"largest {size} that ran: {LOWER_BOUND}"
+    verified_size = profile.subject.size_words(probe.feasible_max)
+    if profile.seq_length_tokens is not None:
+        verified_size += f" of {profile.seq_length_tokens} tokens"
+    infeasible = str(probe.infeasible_min) if probe.infeasible_min else "none tried"
+    yield ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)]
+    yield [verified, verified_size]
+    yield [f"smallest {size} out of memory", infeasible]
+    peak = f"peak memory of the largest, {profile.fingerprint.bytes_known}"
+    yield [peak, format_bytes(probe.feasible_peak_bytes)]
+    if probe.not_traced is not None or probe.traced_peak_bytes is not None:
+        traced_peak = "not predicted"
+        if probe.traced_peak_bytes is not None:
+            traced_peak = format_bytes(probe.traced_peak_bytes)
+        yield ["peak memory, predicted before any trial", traced_peak]
+        traced_size = format_count(probe.traced_micro_batch_size)
+        yield [f"largest {size}, predicted before any trial", traced_size]
+    predicted_peak = format_bytes(probe.predicted_peak_bytes)
+    yield ["peak memory, predicted with smaller trials", predicted_peak]
+    if probe.kept_bytes is not None:
+        yield ["memory between steps", format_bytes(probe.kept_bytes)]
+    if probe.host_peak_bytes:
+        yield ["host memory", format_bytes(probe.host_peak_bytes)]
+    if probe.parameters is not None:
+        yield ["parameters", format_count(probe.parameters)]
+    yield ["ranks training together", str(probe.local_ranks)]
+    accumulates = "yes" if probe.gradient_accumulation_steps > 1 else "no"
+    yield ["gradient accumulation", accumulates]
+    if probe.mean_tokens_per_sequence is not None:
+        mean_tokens = f"{probe.mean_tokens_per_sequence:.1f}"
+        yield ["non-padding tokens per sequence, average", mean_tokens]
+    yield ["verified in", probe.verified_in]
+    yield ["trials until both sizes were verified", str(probe.search_trials)]
+    yield ["time of all trials", format_seconds(probe.seconds)]
+    yield ["headroom", format_share(constraints.headroom_share)]
+    yield [f"{size} in use", f"{profile.size}: {probe.choice}"]
+
+
+def _growth_chart(profile: Profile, probe: ProbeEvidence) -> doc.Chart | None:
+    """Return the chart of memory by size; None if the trials were not recorded."""
+    size = profile.subject.size
+    fitted = sorted(
+        (row.size, row.peak_bytes)
+        for row in probe.sizes
+        if row.fits and row.peak_bytes is not None
+    )
+    if not fitted:
+        return None
+    bytes_known = profile.fingerprint.bytes_known
+    budget_bytes = profile.constraints.memory_budget_bytes
+    budget_lines: tuple[doc.ReferenceLine, ...] = ()
+    if budget_bytes is not None:
+        budget_lines = (
+            doc.ReferenceLine(value=float(budget_bytes), label="memory budget"),
+        )
+    by_size = "; ".join(f"{format_bytes(peak)} at {tried}" for tried, peak in fitted)
+    points = tuple(doc.Point(x=tried, y=float(peak)) for tried, peak in fitted)
+    return doc.Chart(
+        title=f"Memory by {size}",
+        description=f"{by_size}.",
+        drawing=doc.LineChart(
+            x=doc.Axis(label=size, unit="count", low=0),
+            y=doc.Axis(label="peak memory", unit="bytes", low=0),
+            lines=(doc.Line(name=bytes_known, points=points, colour=0),),
+            reference_lines=budget_lines,
+        ),
+        table=table_of(
+            "Trials in their order",
+            probe.sizes,
+            (size, "r", lambda row: str(row.size)),
+            ("outcome", "l", lambda row: "fits" if row.fits else "out of memory"),
+            ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
+            ("step time", "r", lambda row: format_seconds(row.step_s)),
+        ),
+    )
+
+
+def _traced_breakdown(profile: Profile, probe: ProbeEvidence) -> doc.Chart:
     """Return the chart of predicted memory by term, beside the measured peak.
 
     Args:
+        profile: Profile with a memory budget.
         probe: Evidence with a memory breakdown.
-        budget_bytes: Memory budget of each rank.
-        bytes_known: How the peak is known, such as ``measured``.
     """
+    budget_bytes = profile.memory_budget_bytes
+    bytes_known = profile.fingerprint.bytes_known
     terms = probe.traced_terms_bytes
     measured_bytes = probe.feasible_peak_bytes
     predicted_bytes = sum(terms.values())
@@ -116,7 +171,7 @@ def _traced_breakdown(
     )
     budget_line = doc.ReferenceLine(value=float(budget_bytes), label="memory budget")
     return doc.Chart(
-        title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
+        title=f"Memory breakdown at {profile.subject.size_words(probe.feasible_max)}",
         description=(
             f"Predicted {format_bytes(predicted_bytes)}: {by_term}."
             f" {bytes_known.capitalize()} {format_bytes(measured_bytes)}."

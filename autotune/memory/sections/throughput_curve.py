@@ -1,4 +1,4 @@
-"""Report section on throughput by micro-batch size, with the knee of the curve."""
+"""Report section on throughput by size, with the knee of the curve."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,8 @@ from autotune.base.document import bulleted, table_of
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import format_bounds, format_number
 from autotune.evidence.probe import CurvePoint, ProbeEvidence
-from autotune.memory.sections.size_reasons import reasons_of
+from autotune.evidence.profile import Profile
+from autotune.memory.sections.size_reasons import rate_unit, reasons_of
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.reported_profile import ReportedProfile
 
@@ -18,40 +19,41 @@ _USED_COLOUR = 5
 
 
 def curve_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on throughput by micro-batch size, and the size in use."""
+    """Return the section on throughput by size, and the size in use."""
     profile = reported.profile
     probe = profile.evidence.probe
     missing = doc.Missing(
-        subject="Throughput by micro-batch size",
+        subject=f"Throughput by {profile.subject.size}",
         commands=(probe_command(profile, reported.path),),
     )
     if probe is None:
         return (missing,)
-    used_size = profile.train.micro_batch_size
-    used = bulleted([f"micro-batch size in use: {used_size}", *reasons_of(profile)])
+    used = bulleted(
+        [f"{profile.subject.size} in use: {profile.size}", *reasons_of(profile)]
+    )
     if not probe.curve:
         return (used, missing)
-    return (_curve_chart(probe, used_size), used)
+    return (_curve_chart(profile, probe), used)
 
 
-def _curve_chart(probe: ProbeEvidence, used_size: int) -> doc.Chart:
+def _curve_chart(profile: Profile, probe: ProbeEvidence) -> doc.Chart:
     """Return the chart of the throughput curve, with its knee and the size in use."""
     best = max(probe.curve, key=lambda point: point.units_per_s)
     smallest, largest = probe.curve[0], probe.curve[-1]
     return doc.Chart(
-        title="Throughput by micro-batch size",
+        title=f"Throughput by {profile.subject.size}",
         description=(
-            f"Tokens/s including padding: {_rate_words(smallest)},"
-            f" {_rate_words(largest)}; the highest is {_rate_words(best)}. All"
-            " sequences are full."
+            f"{rate_unit(profile).capitalize()}: {_rate_words(smallest)},"
+            f" {_rate_words(largest)}; the highest is {_rate_words(best)}."
         ),
-        drawing=_curve_drawing(probe, used_size),
-        table=_curve_table(probe.curve, best),
+        drawing=_curve_drawing(profile, probe),
+        table=_curve_table(profile, probe.curve, best),
     )
 
 
-def _curve_drawing(probe: ProbeEvidence, used_size: int) -> doc.LineChart:
+def _curve_drawing(profile: Profile, probe: ProbeEvidence) -> doc.LineChart:
     """Return the curve with its intervals, the size in use, and the knee's range."""
+    subject = profile.subject
     points = tuple(
         doc.Point(
             x=point.size,
@@ -65,20 +67,21 @@ def _curve_drawing(probe: ProbeEvidence, used_size: int) -> doc.LineChart:
         doc.Line(name="measured, 95 % interval", points=points, colour=_CURVE_COLOUR)
     ]
     used_points = tuple(
-        doc.Point(x=point.x, y=point.y) for point in points if point.x == used_size
+        doc.Point(x=point.x, y=point.y) for point in points if point.x == profile.size
     )
     if used_points:
         lines.append(
             doc.Line(name="used", points=used_points, kind="dots", colour=_USED_COLOUR)
         )
+    noun = "" if subject.noun is None else f" ({subject.noun}s)"
     return doc.LineChart(
         x=doc.Axis(
-            label="micro-batch size (sequences)",
+            label=f"{subject.size}{noun}",
             unit="count",
             log=2,
             ticks=tuple(point.x for point in points),
         ),
-        y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
+        y=doc.Axis(label=rate_unit(profile), unit="count", low=0),
         lines=tuple(lines),
         shade=_knee_shade(probe.knee_micro_batch_sizes),
     )
@@ -101,7 +104,9 @@ def _knee_shade(knee: Sequence[int]) -> doc.Shade | None:
     return doc.Shade(start=low, end=high, label="throughput levels off")
 
 
-def _curve_table(curve: Sequence[CurvePoint], best: CurvePoint) -> doc.Table:
+def _curve_table(
+    profile: Profile, curve: Sequence[CurvePoint], best: CurvePoint
+) -> doc.Table:
     """Return the table of the curve, with shares of the throughput of ``best``."""
 
     def interval(point: CurvePoint) -> str | None:
@@ -112,14 +117,10 @@ def _curve_table(curve: Sequence[CurvePoint], best: CurvePoint) -> doc.Table:
         return format_share(point.units_per_s / best.units_per_s)
 
     return table_of(
-        "Throughput by micro-batch size (full sequences)",
+        f"Throughput by {profile.subject.size}",
         curve,
-        ("micro-batch size", "r", lambda point: str(point.size)),
-        (
-            "tokens/s incl. padding",
-            "r",
-            lambda point: format_number(point.units_per_s),
-        ),
+        (profile.subject.size, "r", lambda point: str(point.size)),
+        (rate_unit(profile), "r", lambda point: format_number(point.units_per_s)),
         ("95 % interval", "r", interval),
         ("share of best", "r", share_of_best),
         ("step time (median)", "r", lambda point: format_seconds(point.step_s)),

@@ -8,7 +8,7 @@ from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_bench import site_facts
 from testbed.examples.kernels import H100
-from testbed.examples.profiles import FINGERPRINT
+from testbed.examples.profiles import FINGERPRINT, example_profile
 from testbed.fakes import FakeMachine
 from tests.autotune.memory.simulated_probes import (
     ON_GPU,
@@ -22,6 +22,7 @@ from tests.autotune.memory.simulated_probes import (
     verified_sizes,
 )
 
+SUBJECT = example_profile().subject
 CURVE_STEPS_ON_CPU = 4
 CURVE_STEPS_ON_GPU = 10
 WARMUP_STEPS_ON_GPU = 3
@@ -168,7 +169,7 @@ def test_dip_names_the_kernel_that_grew(probe):
     assert (dip.smaller_size, dip.larger_size) == (8, 16)
     assert [kernel.name for kernel in dip.kernels] == ["layer_norm_"]
     assert dip.kernels[0].ratio == pytest.approx(10.0)
-    assert dip_words(dip) == (
+    assert dip_words(dip, SUBJECT) == (
         "tokens/s fall by 44.4% from 8 to 16 sequences:"
         " layer norm takes 10.00x as long per token (layer_norm_)"
     )
@@ -181,7 +182,7 @@ def test_dip_without_profile_says_why(probe):
         return dipping(trial)
 
     dip = probe(FakeMachine(without_profiler)).dip
-    assert dip_words(dip).endswith(
+    assert dip_words(dip, SUBJECT).endswith(
         "its kernels were not profiled: crashed with 8 sequences"
     )
 

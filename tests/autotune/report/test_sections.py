@@ -16,15 +16,17 @@ from autotune.evidence.baseline import BaselineEvidence, BaselineRow, SettingDif
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.network import Link, ScalingRow
 from autotune.evidence.workers import JointChoice
-from autotune.memory.sections import batch_split_words, curve_section
+from autotune.memory.sections import batch_split_words, curve_section, probe_text
 from autotune.network.sections import network_text, scaling_lines
 from autotune.profiles.approval_record import Approval
-from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.profiles.decide.batch_split import (
+    DEFAULT_GLOBAL_BATCH_TOKENS,
+    split_global_batch,
+)
 from autotune.profiles.exploration_text import exploration_text
-from autotune.profiles.sections import profile_text
+from autotune.profiles.sections import profile_text, written_answer
 from autotune.profiles.store import WrittenProfile
 from autotune.search.sections import exploration_section
-from autotune.subjects.mlm.memory.sections import probe_answer, probe_text
 from autotune.subjects.mlm.network.evidence import evidence as network_evidence
 from autotune.workers.sections import (
     chosen_loader,
@@ -70,10 +72,8 @@ def test_console_indents_sections():
 )
 def test_peaks_of_simulated_gpu_are_the_allocators(driver, known):
     profile = but(example_profile(), fingerprint={"driver": driver})
-    assert probe_answer(probed(profile))["bytes_known"] == known
-    assert ("pretended GPU" in probe_text([probed(profile)], Path("d"))) == (
-        known == "allocator"
-    )
+    assert written_answer(probed(profile))["bytes_known"] == known
+    assert ("pretended GPU" in probe_text([probed(profile)])) == (known == "allocator")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_default_global_batch_is_marked(tokens):
     approval = Approval(state="not reviewed", review=None, present_sha256="a" * 64)
     for text in (
         profile_text(profile, approval, intact=True),
-        probe_text([probed(profile)], Path("d")),
+        probe_text([probed(profile)]),
     ):
         assert f"{tokens:,} non-padding tokens" in text
         assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
@@ -99,12 +99,12 @@ def test_choice_is_shown_in_every_output():
         example_profile(),
         evidence={"probe": example_profile().evidence.probe.model_copy(update=changes)},
     )
-    text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
+    text = probe_text([probed(profile, previous=Path("old.toml"))])
     for output in (text, console_text(curve_section(reported(profile=profile)))):
         assert "430 fit; your global batch needs 128 per GPU" in output
     assert text.splitlines()[-2:] == [
         "profile: p.toml (previous one: old.toml)",
-        "next: autotune workers p.toml --data d",
+        "next: autotune workers p.toml",
     ]
 
 
@@ -136,13 +136,8 @@ def test_choice_is_shown_in_every_output():
     ],
 )
 def test_batch_split_is_described(global_batch_size, micro_batch_size, ranks, words):
-    train = example_profile().train.model_copy(
-        update={
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-        }
-    )
-    assert words in batch_split_words(train, ranks)
+    split = split_global_batch(global_batch_size, micro_batch_size, ranks)
+    assert words in batch_split_words(split, ranks)
 
 
 JOINT = JointChoice(
@@ -168,7 +163,7 @@ def section_of(**changes):
 
 
 def workers_text_of(evidence):
-    return workers_text(evidence, Path("p.toml"), Path("data"))
+    return workers_text(probed(but(example_profile(), evidence={"workers": evidence})))
 
 
 def test_sweep_text_begins_with_its_answer():
@@ -184,7 +179,7 @@ def test_sweep_text_begins_with_its_answer():
     assert "GPU state on cached batches: 400 W" in text
     lines = text.splitlines()
     assert lines[0] == "DataLoader workers: 1 (so). 0 is slow."
-    assert lines[-2:] == ["profile: p.toml", "next: autotune train p.toml --data data"]
+    assert lines[-2:] == ["profile: p.toml", "next: autotune train p.toml"]
     assert "0 is slow" not in workers_text_of(sweep(next_smaller=None))
 
 

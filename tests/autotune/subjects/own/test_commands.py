@@ -34,7 +34,7 @@ def test_probes_an_example_until_out_of_memory(says, examples, name):
             "--json",
         )
     )
-    step = printed["steps"][0]["evidence"]["probe"]
+    step = printed["profiles"][0]["evidence"]["probe"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
     assert step["trains"] == (name != "accelerate_token_classifier")
     assert step["optimizer_steps"] == 3
@@ -151,7 +151,7 @@ def test_traces_own_model_before_trials(says, workdir):
             "--json",
         )
     )
-    step = printed["steps"][0]["evidence"]["probe"]
+    step = printed["profiles"][0]["evidence"]["probe"]
     assert step["not_traced"] is None
     assert step["traced_micro_batch_size"] == pytest.approx(
         step["feasible_max"], rel=0.15
