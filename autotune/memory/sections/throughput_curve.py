@@ -43,7 +43,7 @@ def _curve_chart(profile: Profile, probe: ProbeEvidence) -> doc.Chart:
     return doc.Chart(
         title=f"Throughput by {profile.subject.size}",
         description=(
-            f"{rate_unit(profile).capitalize()}: {_rate_words(smallest)},"
+            f"{rate_unit(profile)}: {_rate_words(smallest)},"
             f" {_rate_words(largest)}; the highest is {_rate_words(best)}."
         ),
         drawing=_curve_drawing(profile, probe),

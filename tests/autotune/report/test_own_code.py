@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from autotune.evidence.probe import CurvePoint
 from autotune.evidence.profile import Constraints, Evidence
 from autotune.profiles.store import write_profile
 from autotune.profiles.toml_file import profile_to_toml
@@ -57,11 +58,25 @@ def test_missing_part_names_its_command(path, built, lacking):
     assert any(command.startswith(name) for command in commands)
 
 
-def test_unavailable_parts_are_named_once(path, built):
-    facts, markdown = built(path)
-    assert markdown.count("require settings of the bundled trainer") == 1
-    kernels = [part for part in facts["missing"] if "kernels" in str(part)]
-    assert not any(part["commands"] for part in kernels)
+def test_kernels_are_confirmed(path, built):
+    facts, _ = built(path)
+    [kernels] = [part for part in facts["missing"] if part["section"] == "Kernels"]
+    assert kernels["commands"] == [f"autotune confirm {path}"]
+
+
+def test_curve_has_the_units_of_your_code(path, built):
+    points = [
+        CurvePoint(size=size, units_per_s=100.0 * size, step_s=0.01, timed_steps=4)
+        for size in (1, 2, 4)
+    ]
+    changes = {"curve": points, "knee_micro_batch_sizes": [2, 4]}
+    probe = EXAMPLE.evidence.probe.model_copy(update=changes)
+    path.write_text(profile_to_toml(but(EXAMPLE, evidence={"probe": probe})))
+    _, markdown = built(path)
+    assert "Throughput by batch" in markdown
+    assert "samples/s: 100 at 1, 400 at 4" in markdown
+    assert "incl. padding" not in markdown
+    assert "throughput levels off between 2 and batch=4" in markdown
 
 
 def test_report_recommends_changes(path, built):
@@ -94,7 +109,7 @@ def test_report_beside_the_bundled_trainer(path, built):
     facts, markdown = built(path, "p.toml")
     assert len(facts["profiles"]) == 2
     assert "mine:build_step (seq_length=64), tiny" in markdown
-    assert "Throughput by micro-batch" in markdown
+    assert "Throughput by micro_batch_size" in markdown
 
 
 def test_pull_request_names_the_next_command(path, says):

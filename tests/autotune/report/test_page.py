@@ -51,7 +51,7 @@ def test_every_evidence_has_its_chart():
         for chart in of_kind(report_document((profile,), runs), Chart)
     }
     assert len(charts) == 8
-    curve = charts["Throughput by micro-batch size"]
+    curve = charts["Throughput by micro_batch_size"]
     assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
     memory = charts["Memory breakdown at 307 sequences"]

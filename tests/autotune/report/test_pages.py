@@ -42,7 +42,7 @@ SECTIONS = [
     "Speedup",
     "Step time",
     "Memory",
-    "Throughput by micro-batch",
+    "Throughput by size",
     "Data loading",
     "Sample lengths",
     "Network",

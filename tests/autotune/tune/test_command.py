@@ -182,7 +182,7 @@ def test_time_limit_is_per_model(tuning, says, call):
 
 def test_prints_a_table(call):
     out = call()
-    assert out.startswith("model")
+    assert out.startswith("subject")
     assert "not done: probe of bert-small: not even one row fits" in out
     assert out.rstrip().endswith("next: autotune advise p/tiny-cpu.toml")
 

@@ -207,10 +207,10 @@ def test_each_model_has_its_row():
         result(), [worth(example_profile())]
     ).splitlines()
     assert head.split() == [
-        "model",
+        "subject",
         *[
             "max",
-            "micro-batch",
+            "micro_batch_size",
             "batch",
             "workers",
             "tokens/s",
