@@ -82,6 +82,8 @@ def _throughput_reasons(profile: Profile, probe: ProbeEvidence) -> Iterator[str]
         knee = subject.size_words(high)
         if low == high:
             yield f"throughput levels off at {knee}"
+        elif subject.noun is None:
+            yield f"throughput levels off between {subject.size_words(low)} and {knee}"
         else:
             yield f"throughput levels off between {low} and {knee}"
     if probe.curve:

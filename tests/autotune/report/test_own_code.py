@@ -76,7 +76,7 @@ def test_curve_has_the_units_of_your_code(path, built):
     assert "Throughput by batch" in markdown
     assert "samples/s: 100 at 1, 400 at 4" in markdown
     assert "incl. padding" not in markdown
-    assert "throughput levels off between 2 and batch=4" in markdown
+    assert "Throughput levels off between batch=2 and batch=4" in markdown
 
 
 def test_report_recommends_changes(path, built):
