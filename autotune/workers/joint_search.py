@@ -19,7 +19,6 @@ from autotune.subjects.subject import Argument
 from autotune.trials.job_figures import WindowFigures
 from autotune.trials.study import distributions_of
 from autotune.workers.decide.count_statistics import FIRST_ROUNDS
-from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.dead_workers import WorkersDied
 from autotune.workers.decide.worker_count import WorkersChoice, ladder
 from autotune.workers.loader_study import RATIOS, evaluations_of
@@ -39,15 +38,6 @@ MOST_COMPARISON_ROUNDS = 12
 ALL_COUNTS = 16
 """Numbers of workers up to which the search proposes each; of more it proposes those of
 the ladder and of the sweep."""
-
-
-def gap_remains(choice: WorkersChoice) -> bool:
-    """Return True if no number of workers closes the gap to cached batches.
-
-    At 98 % confidence, the fastest number is too slow. The chosen one waits for data.
-    """
-    best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
-    return not choice.keeps_up and best.high is not None and best.high < ENOUGH_SHARE
 
 
 def search_joint(

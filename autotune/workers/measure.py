@@ -32,6 +32,11 @@ from autotune.workers.loader_study import LoaderStudy, open_loader_study
 from autotune.workers.windows import LoaderSettings, SubjectWindows, window_trial
 
 
+COUNTS_SHARE = 0.6
+"""Share of the time after which counts that all leave a gap are no longer measured, if
+the loader takes other settings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedWindow:
     """Window to measure."""
@@ -97,8 +102,9 @@ class WorkerSweep:
         unmeasured = "interrupted"
         try:
             while not self.time_is_over:
-                next_rounds = self._rule().next_rounds()
-                if next_rounds is None:
+                rule = self._rule()
+                next_rounds = rule.next_rounds()
+                if next_rounds is None or self._leaves_time_for_settings(rule):
                     break
                 self._measure_rounds(next_rounds)
                 self._limit_by_measured_memory()
@@ -120,6 +126,17 @@ class WorkerSweep:
         if len(self.rounds) < FIRST_ROUNDS:
             return False
         return self._ran_out_of_time or self.measurement.seconds >= self.budget_s
+
+    def _leaves_time_for_settings(self, rule: WorkersRule) -> bool:
+        """Return True if the rest of the time is for other settings of the loader.
+
+        Where no count keeps up, two counts may be equally slow, and no number of rounds
+        decides between them. The other settings may close the gap.
+        """
+        if not self.windows.searched or len(self.rounds) < FIRST_ROUNDS:
+            return False
+        has_used_share = self.measurement.seconds >= COUNTS_SHARE * self.budget_s
+        return has_used_share and rule.choose().gap_remains
 
     def _rule(self) -> WorkersRule:
         """Return the rule on the complete rounds so far."""

@@ -23,7 +23,7 @@ from autotune.subjects.new_profile import new_profile, subject_table
 from autotune.subjects.parts import part_of
 from autotune.trials.runner import TrialRunner
 from autotune.trials.sweep_request import SweepRequest
-from autotune.workers.joint_search import gap_remains, search_joint
+from autotune.workers.joint_search import search_joint
 from autotune.workers.measure import WorkerSweep
 from autotune.workers.probed_windows import windows_of_profile
 from autotune.workers.windows import SubjectWindows
@@ -154,7 +154,7 @@ def sweep_workers(
     sweep = WorkerSweep(windows=windows, runner=runner, study_name=study_name)
     choice = sweep.run()
     joint = None
-    if gap_remains(choice) and not sweep.time_is_over:
+    if choice.gap_remains and not sweep.time_is_over:
         try:
             joint = search_joint(sweep, choice)
         except OutOfTime:

@@ -71,6 +71,17 @@ class WorkersChoice:
     """Result of the next smaller count that was measured, in words; None if there is
     none."""
 
+    @property
+    def gap_remains(self) -> bool:
+        """True if no number of workers closes the gap to cached batches.
+
+        At 98 % confidence, the fastest number is too slow. The chosen one waits for
+        data.
+        """
+        best = max(self.ratios.values(), key=lambda ratio: ratio.value)
+        too_slow = best.high is not None and best.high < ENOUGH_SHARE
+        return too_slow and not self.keeps_up
+
     def verdict_words(self, count: int) -> str:
         """Return the verdict on a count in the words that users read."""
         return VERDICT_WORDS[self.verdicts[count]]

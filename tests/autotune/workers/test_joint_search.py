@@ -9,7 +9,7 @@ from autotune.errors import OutOfTime
 from autotune.evidence.workers import JointChoice, WorkersEvidence
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersChoice
-from autotune.workers.joint_search import gap_remains, search_joint
+from autotune.workers.joint_search import search_joint
 from autotune.workers.measure import WorkerSweep
 from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.feeds import (
@@ -132,12 +132,27 @@ def test_joint_search_repeats_from_its_trial_log(successful, search_directory):
 
 
 def test_gap_remains_if_no_count_suffices(unsuccessful):
-    assert gap_remains(unsuccessful.choice)
+    assert unsuccessful.choice.gap_remains
 
 
 def test_no_gap_remains_if_a_count_suffices(tmp_path):
     sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
-    assert not gap_remains(sweep.run())
+    assert not sweep.run().gap_remains
+
+
+def test_equally_slow_counts_leave_time_for_other_settings(tmp_path):
+    def equally_slow(data) -> float:
+        return 0.18 if data.prefetch_factor == 8 and data.num_workers else 0.12
+
+    machine = FeedMachine(equally_slow)
+    one_worker = replace(LIMITS, requested_workers=1)
+    sweep = sweep_on(machine, tmp_path, limits=one_worker, budget_s=100.0)
+    choice = sweep.run()
+    assert choice.undecided_between == (0, 1)
+    assert sweep.measurement.seconds < 70
+    joint = search_joint(sweep, choice)
+    assert joint.adopted
+    assert joint.prefetch_factor == 8
 
 
 def test_joint_search_without_trials_chooses_nothing(tmp_path):
