@@ -31,7 +31,6 @@ from autotune.workers.decide.worker_count import (
 from autotune.workers.loader_study import LoaderStudy, open_loader_study
 from autotune.workers.windows import LoaderSettings, SubjectWindows, window_trial
 
-
 COUNTS_SHARE = 0.6
 """Share of the time after which counts that all leave a gap are no longer measured, if
 the loader takes other settings."""

@@ -142,7 +142,10 @@ def test_no_gap_remains_if_a_count_suffices(tmp_path):
 
 def test_equally_slow_counts_leave_time_for_other_settings(tmp_path):
     def equally_slow(data) -> float:
-        return 0.18 if data.prefetch_factor == 8 and data.num_workers else 0.12
+        if data.num_workers == 0:
+            # The share of one worker's rate that is just enough: rounds never decide.
+            return 0.98 * 0.12
+        return 0.18 if data.prefetch_factor == 8 else 0.12
 
     machine = FeedMachine(equally_slow)
     one_worker = replace(LIMITS, requested_workers=1)
