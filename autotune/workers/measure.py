@@ -153,7 +153,7 @@ class WorkerSweep:
         return WorkersRule(rounds, self.max_workers)
 
     def _measure_rounds(self, next_rounds: NextRounds) -> None:
-        """Measure rounds until the time is over, or their largest count does not fit.
+        """Measure rounds until their time is over, or their largest count does not fit.
 
         Raises:
             OutOfTime: If the deadline leaves no time for the first three rounds.
@@ -174,7 +174,7 @@ class WorkerSweep:
                 self._limit_to_tried_counts(next_rounds.counts, died)
                 return
             self.rounds.append(windows)
-            if self.time_is_over:
+            if self.time_is_over or self._leaves_time_for_settings(self._rule()):
                 return
 
     def _measure_round(self, counts: Sequence[Count]) -> dict[Count, WindowFigures]:
