@@ -256,11 +256,16 @@ def _sweep_profile(
         without_gpu=without_gpu,
     ) as bench:
         written = sweep_loader(bench, stored, request, stored.path)
-    _print_swept(written, job)
+    _print_swept(written, job, data=context.params["data"])
 
 
-def _print_swept(written: "WrittenProfile", job: JobOptions) -> None:
-    """Print the profile that a sweep wrote, as JSON or as text."""
+def _print_swept(
+    written: "WrittenProfile", job: JobOptions, *, data: Path | None = None
+) -> None:
+    """Print the profile that a sweep wrote, as JSON or as text.
+
+    ``data`` is the dataset that you named, if you named one.
+    """
     from autotune.base.answer_json import answer_json
     from autotune.profiles.sections import written_answer
     from autotune.workers.sections import workers_text
@@ -268,7 +273,7 @@ def _print_swept(written: "WrittenProfile", job: JobOptions) -> None:
     if job.as_json:
         print(answer_json(written_answer(written)))
     else:
-        print(workers_text(written))
+        print(workers_text(written, data))
 
 
 def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> str:

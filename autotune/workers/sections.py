@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted
@@ -44,11 +45,16 @@ LEAST_MINUTES = 10
 """Shortest time limit to suggest, in minutes: the default of the command."""
 
 
-def workers_text(written: WrittenProfile) -> str:
-    """Return the result of a sweep and what to do next, for the console."""
+def workers_text(written: WrittenProfile, data: Path | None = None) -> str:
+    """Return the result of a sweep and what to do next, for the console.
+
+    Args:
+        written: Profile that the sweep wrote.
+        data: Dataset to train with; None if the profile names it.
+    """
     evidence = written.profile.evidence.workers
     assert evidence is not None, "a sweep writes its evidence"
-    following = command("train", written.path)
+    following = command("train", written.path, data=data)
     if not written.profile.has_train:
         settings = settings_words(evidence.loader_settings)
         following = f"use {settings} in your loader"

@@ -162,8 +162,9 @@ def section_of(**changes):
     )
 
 
-def workers_text_of(evidence):
-    return workers_text(probed(but(example_profile(), evidence={"workers": evidence})))
+def workers_text_of(evidence, **data):
+    profile = but(example_profile(), evidence={"workers": evidence})
+    return workers_text(probed(profile), **data)
 
 
 def test_sweep_text_begins_with_its_answer():
@@ -180,6 +181,8 @@ def test_sweep_text_begins_with_its_answer():
     lines = text.splitlines()
     assert lines[0] == "DataLoader workers: 1 (so). 0 is slow."
     assert lines[-2:] == ["profile: p.toml", "next: autotune train p.toml"]
+    with_data = workers_text_of(sweep(), data=Path("other"))
+    assert with_data.endswith("next: autotune train p.toml --data other\n")
     assert "0 is slow" not in workers_text_of(sweep(next_smaller=None))
 
 
