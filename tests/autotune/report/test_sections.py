@@ -182,7 +182,7 @@ def test_sweep_text_begins_with_its_answer():
     assert lines[0] == "DataLoader workers: 1 (so). 0 is slow."
     assert lines[-2:] == ["profile: p.toml", "next: autotune train p.toml"]
     with_data = workers_text_of(sweep(), data=Path("other"))
-    assert with_data.endswith("next: autotune train p.toml --data other\n")
+    assert with_data.endswith("next: autotune train p.toml --data other")
     assert "0 is slow" not in workers_text_of(sweep(next_smaller=None))
 
 
