@@ -190,6 +190,7 @@ CAPABILITIES = (
         command=_of_profile("advise"),
         check=checks.check_advise,
         after=PROBE,
+        uses_the_device=False,
     ),
     Capability(
         name="compare",
@@ -197,6 +198,7 @@ CAPABILITIES = (
         command=_compare,
         check=checks.check_compare,
         after=PROBE,
+        uses_the_device=False,
     ),
     Capability(
         name="report",
@@ -204,6 +206,7 @@ CAPABILITIES = (
         command=_of_profile("report"),
         check=checks.check_report,
         after=PROBE,
+        uses_the_device=False,
     ),
     Capability(
         name="plan",
@@ -211,6 +214,7 @@ CAPABILITIES = (
         command=_of_profile("plan", options=("--steps", "10")),
         check=checks.check_plan,
         after=PROBE,
+        uses_the_device=False,
     ),
     Capability(
         name="baseline",
@@ -233,12 +237,14 @@ CAPABILITIES = (
         command=_of_profile("profile", "verify"),
         check=checks.check_verify,
         after=PROBE,
+        uses_the_device=False,
     ),
     Capability(
         name="study",
         words="the search as an Optuna study (`probe --study`)",
         command=_study,
         check=checks.check_study,
+        uses_the_device=False,
     ),
 )
 
@@ -257,14 +263,16 @@ def covering_sample(device: DeviceName, seed: int = 0) -> set[str]:
 
     As in a Latin square, each capability takes the kind that was taken least so far, in
     a shuffled order; those with the fewest kinds come first. A cell that is refused
-    today is taken only if no other kind has the capability, and a slow one never.
+    today is taken only if no other kind has the capability, and a slow one never; on
+    pretended GPUs, nor one that does not use them.
     """
     order = list(SUBJECTS)
     random.Random(f"{device} {seed}").shuffle(order)
     taken = {subject.kind: 0 for subject in order}
     by_row: dict[str, list[Cell]] = {}
     for cell in cells(device):
-        if not cell.is_slow:
+        is_for_soak = device == "cuda" and not cell.capability.uses_the_device
+        if not cell.is_slow and not is_for_soak:
             by_row.setdefault(cell.capability.name, []).append(cell)
     candidates = [
         [cell for cell in row if not cell.is_refused] or row for row in by_row.values()

@@ -197,6 +197,9 @@ class Capability:
     compute."""
     slow: tuple[tuple[str, DeviceName], ...] = ()
     """Cells that take minutes, which only ``make soak`` runs."""
+    uses_the_device: bool = True
+    """False if it reads a profile or writes a study: on pretended GPUs, only ``make
+    soak`` runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Every capability for every kind of subject, on pretended GPUs.
 
 ``testbed.capabilities`` is the table. ``make test-cuda`` runs a sample of its cells, in
-which every capability and every kind occurs, and ``make soak`` all of them.
+which every kind occurs, and every capability that uses the device; ``make soak`` runs
+all of them.
 """
 
 import dataclasses
