@@ -128,7 +128,7 @@ class MultirankMachine(StartedMachine):
     def close(self) -> None:
         """Let the ranks exit, or end them."""
         if self._process is not None:
-            with self._waiting():
+            with self.waiting():
                 (self._directory / END_FILE).touch()
                 try:
                     self._process.wait(timeout=END_TIMEOUT_S)

@@ -78,7 +78,7 @@ class StartedMachine(abc.ABC):
         Raises:
             MachineLacks: If they cannot be started.
         """
-        with self._waiting():
+        with self.waiting():
             self._ensure_started()
 
     def run(self, trial: Trial) -> Outcome:
@@ -89,7 +89,7 @@ class StartedMachine(abc.ABC):
                 device.
             BadInput: If the job cannot use its input.
         """
-        with self._waiting():
+        with self.waiting():
             return self._run(trial)
 
     @abc.abstractmethod
@@ -105,7 +105,7 @@ class StartedMachine(abc.ABC):
         """Run a trial, as ``run``; start the processes unless they run."""
 
     @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """Add the time of a ``with`` block to ``waited_s``."""
         started_s = time.monotonic()
         try:

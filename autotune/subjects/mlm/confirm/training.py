@@ -162,10 +162,16 @@ class MlmTraining:
             data=self.windows.request.data,
             torch_version=self.bench.site.versions["torch"],
         )
+
+        def train_in_ranks(trial: Trial) -> Outcome:
+            # It runs in processes of its own, as trials do.
+            with self.bench.server.waiting():
+                return training.run_trial(trial)
+
         outcome = runner.run(
             request.trial(timeout_s=seconds + 2 * END_TIMEOUT_S),
             f"training by the trainer's own loop, {format_seconds(seconds)}",
-            measure_by=training.run_trial,
+            measure_by=train_in_ranks,
         )
         return outcome, (
             f"{format_seconds(seconds)} are too short for a start and steps of about"
