@@ -93,6 +93,7 @@ def test_probes_for_a_smaller_gpu(user, tmp_path):
     assert train["activation_checkpointing"] == "full"
 
 
+@pytest.mark.soak  # the table of capabilities has it for a sampled subject
 def test_measures_the_network_of_two_gpus(null_gpu, data):
     user = GpuUser(null_gpu(devices=2, driver=DRIVER), data)
     user.probe(

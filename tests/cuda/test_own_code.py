@@ -10,6 +10,8 @@ from autotune.evidence.peak_contents import ContentKind, PeakContents
 pytestmark = pytest.mark.cuda
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMORY_BYTES = 1_500_000_000
+SAMPLED_EXAMPLE = "hf_trainer_causal_lm"
+"""The example that is probed outside of ``make soak``."""
 # cuDNN is not pretended.
 SUBJECT = """
 import torch
@@ -18,9 +20,14 @@ from {example} import build_step
 """
 
 
-@pytest.mark.parametrize(
-    "example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))]
-)
+def examples():
+    """Yield the names of all examples as parameters of a test."""
+    for path in sorted(EXAMPLES.glob("*.py")):
+        is_sampled = path.stem == SAMPLED_EXAMPLE
+        yield pytest.param(path.stem, marks=[] if is_sampled else pytest.mark.soak)
+
+
+@pytest.mark.parametrize("example", examples())
 def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     (tmp_path / "subject.py").write_text(SUBJECT.format(example=example))
     machine = null_gpu(

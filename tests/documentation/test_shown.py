@@ -82,6 +82,7 @@ def printed_plan() -> list[str]:
     return output_of(command.words[1:]).splitlines()
 
 
+@pytest.mark.slow
 def test_plan_prints_the_table_of_its_page(printed_plan):
     pinned = re.search(
         r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
@@ -103,6 +104,7 @@ def test_plan_prints_the_table_of_its_page(printed_plan):
     assert [cell for cell in all_nodes if f" {cell} " not in figures] == []
 
 
+@pytest.mark.slow
 def test_plan_of_128_nodes_fits_a_screen(printed_plan):
     assert len(printed_plan) <= 45
     assert max(len(line) for line in printed_plan) <= 100

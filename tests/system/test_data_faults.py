@@ -175,6 +175,7 @@ def test_staging_clears_killed_copies(tmp_path):
         assert content(Path(answer["directory"])) == content(source)
 
 
+@pytest.mark.slow
 def test_killed_tuning_decides_by_its_trial_log(tmp_path):
     figures = kill_tune(tmp_path, points=1, seed=1)
     assert figures["faults"] == 1

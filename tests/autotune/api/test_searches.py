@@ -45,6 +45,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_decorated_script_remembers_its_size(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     ran = [
