@@ -84,7 +84,7 @@ class _SummaryRow:
 
     @property
     def other_settings(self) -> str | None:
-        """Tuned values of your code that have no column of their own."""
+        """Tuned values of your code without a column."""
         shown = (self.profile.subject.size, "num_workers")
         others = {
             name: value

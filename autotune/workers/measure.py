@@ -129,7 +129,7 @@ class WorkerSweep:
     def _leaves_time_for_settings(self, rule: WorkersRule) -> bool:
         """Return True if the rest of the time is for other settings of the loader.
 
-        Where no count keeps up, two counts may be equally slow, and no number of rounds
+        If no count keeps up, two counts may be equally slow, and no number of rounds
         decides between them. The other settings may close the gap.
         """
         if not self.windows.searched or len(self.rounds) < FIRST_ROUNDS:

@@ -19,7 +19,10 @@ _MAX_PARTS = 7
 
 
 def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on memory: its facts, its growth, and what it consists of."""
+    """Return the section on memory: its facts, and what it consists of.
+
+    Without a trace, which predicts the terms, a chart shows how memory grows.
+    """
     profile = reported.profile
     probe = profile.evidence.probe
     if probe is None:
@@ -34,8 +37,7 @@ def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     ]
     if probe.traced_terms_bytes:
         blocks.append(_traced_breakdown(profile, probe))
-    growth = _growth_chart(profile, probe)
-    if growth is not None:
+    elif (growth := _growth_chart(profile, probe)) is not None:
         blocks.append(growth)
     return (*blocks, *contents_blocks(profile))
 
