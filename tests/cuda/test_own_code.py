@@ -27,7 +27,7 @@ def examples():
         yield pytest.param(path.stem, marks=[] if is_sampled else pytest.mark.soak)
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", list(examples()))
 def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     (tmp_path / "subject.py").write_text(SUBJECT.format(example=example))
     machine = null_gpu(
