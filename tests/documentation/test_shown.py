@@ -68,9 +68,9 @@ def test_peak_of_own_code_is_within_its_budget():
     (peak,) = re.findall(
         r"^my_module:build_step .*  (\d+ [KMG]iB) ", text, re.MULTILINE
     )
-    # The largest step that fits nearly fills the budget.
+    # The largest step that fits nearly fills the budget; the page rounds its peak.
     share = parse_bytes(peak.replace(" ", "")) / parse_bytes(budget)
-    assert 0.9 < share <= 1
+    assert 0.9 < share < 1.001
 
 
 @pytest.fixture(scope="module")
