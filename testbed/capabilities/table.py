@@ -81,7 +81,7 @@ def _probe_ranks(strategy: str) -> Command:
     return command
 
 
-def _workers(place: Workplace, time_limit: str = "60s") -> Sequence[str]:
+def _workers(place: Workplace, time_limit: str = "90s") -> Sequence[str]:
     # A trainer's profile has its device.
     device = () if place.subject.is_bundled else ("--device", place.device)
     limits = ("--window", "0.2s", "--max-workers", "1", "--time-limit", time_limit)

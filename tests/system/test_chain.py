@@ -90,7 +90,7 @@ def data(work) -> Path:
 def tuning(work, data) -> dict:
     """A tuning with little time; ``test_capabilities`` has each phase alone."""
     skipped = [f"--skip={phase}" for phase in ("workers", "network", "baseline")]
-    limits = ["--time-limit", "60s", "--window", "0.2s"]
+    limits = ["--time-limit", "80s", "--window", "0.2s"]
     return json.loads(autotune("tune", *MEASURED, *MODEL, *limits, *skipped, cwd=work))
 
 

@@ -72,7 +72,7 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
         "--loader",
         "hostile:sleepy",
         "--time-limit",
-        "30s",
+        "40s",
         "--window",
         "0.2s",
     )
@@ -113,7 +113,7 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
     assert tomllib.loads(short.read_text())["evidence"].keys() == {"probe", "workers"}
     # The profile has the loader now.
     assert "your step" in says(
-        *("workers", short, "--time-limit", "30s", "--window", "0.2s"),
+        *("workers", short, "--time-limit", "40s", "--window", "0.2s"),
         *("--max-workers", "1", "--here"),
     )
     advised = says("advise", short)
