@@ -45,7 +45,7 @@ from autotune.profiles.decide.follow_up import (
     missing_probe_commands,
     workers_command,
 )
-from autotune.profiles.decide.rates import Rate, tuned_rate
+from autotune.profiles.decide.rates import Rate, tuned_rate, unit_of_rate
 from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.decide import Quality, main_bottleneck, quality_of
 from autotune.report.values import ReportedRun
@@ -81,6 +81,12 @@ class _SummaryRow:
         if self.rate is None:
             return None
         return format_bounded(self.rate.interval, format_number)
+
+    @property
+    def unit(self) -> str:
+        if self.rate is None:
+            return f"{self.profile.subject.unit}/s"
+        return unit_of_rate(self.profile, self.rate)
 
     @property
     def other_settings(self) -> str | None:
@@ -167,7 +173,7 @@ def _headline(reported: ReportedProfile) -> doc.Words:
     return (
         *comparisons,
         ": " if comparisons else "",
-        doc.Strong(text=f"{format_number(rate.value)} {profile.subject.unit}/s"),
+        doc.Strong(text=f"{format_number(rate.value)} {unit_of_rate(profile, rate)}"),
         f" ({_rate_notes(reported, rate)}).",
     )
 
@@ -502,13 +508,13 @@ def _largest_size(profile: Profile) -> str | None:
 def summary_table(profiles: Sequence[Profile]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals.
 
-    All profiles are of one search, and have the same unit. A missing speedup was not
-    measured.
+    All profiles are of one search, whose rates have the same unit. A missing speedup
+    was not measured.
     """
     rows = [
         _SummaryRow(profile=profile, rate=tuned_rate(profile)) for profile in profiles
     ]
-    subject = profiles[0].subject
+    size = profiles[0].subject.size
     others: list[_SummaryColumn] = []
     if any(row.other_settings for row in rows):
         others = [("other settings", "l", lambda row: row.other_settings)]
@@ -516,11 +522,11 @@ def summary_table(profiles: Sequence[Profile]) -> doc.Table:
         "",
         rows,
         ("subject", "l", lambda row: row.profile.subject.words),
-        (f"max {subject.size}", "r", lambda row: _largest_size(row.profile)),
+        (f"max {size}", "r", lambda row: _largest_size(row.profile)),
         ("batch", "r", lambda row: _batch(row.profile)),
         ("workers", "r", lambda row: row.num_workers),
         *others,
-        (f"{subject.unit}/s", "r", lambda row: row.rate_text),
+        (rows[0].unit, "r", lambda row: row.rate_text),
         *_speedup_columns(profiles),
     )
 

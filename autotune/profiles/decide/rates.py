@@ -140,6 +140,20 @@ def _scaling_interval(row: ScalingRow, rows: Sequence[ScalingRow]) -> Interval:
     )
 
 
+def unit_of_rate(profile: Profile, rate: Rate) -> str:
+    """Return the unit of a tuned rate, such as ``tokens/s``.
+
+    Windows of your own code count what its batches tell, which may be another unit
+    than that of the searched size.
+    """
+    evidence = profile.evidence
+    if rate.read_from == "confirmed" and evidence.confirm is not None:
+        return evidence.confirm.rate_unit
+    if rate.read_from == "training" and evidence.baseline is not None:
+        return f"{evidence.baseline.unit}/s"
+    return f"{profile.subject.unit}/s"
+
+
 def _rate_of_confirmation(profile: Profile) -> Rate | None:
     """Return the promised rate, with its bounds for one further process.
 

@@ -4,10 +4,13 @@ import json
 
 import pytest
 
+from autotune.base.render_console import console_text
+from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.evidence.probe import CurvePoint
 from autotune.evidence.profile import Constraints, Evidence
-from autotune.profiles.store import write_profile
+from autotune.profiles.store import read_profile, write_profile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.report.sections import summary_table
 from testbed.examples.own_profiles import own_profile, own_sweep, probed_only
 from testbed.examples.profiles import but
 
@@ -62,6 +65,33 @@ def test_kernels_are_confirmed(path, built):
     facts, _ = built(path)
     [kernels] = [part for part in facts["missing"] if part["section"] == "Kernels"]
     assert kernels["commands"] == [f"autotune confirm {path}"]
+
+
+@pytest.mark.parametrize(("unit", "words"), [(None, "tokens"), ("images", "images")])
+def test_rate_has_the_unit_of_its_windows(path, built, unit, words):
+    rates = {
+        "micro_batch_size": 7,
+        "gradient_accumulation_steps": 1,
+        "micro_batches_measured": 1,
+        "tokens_per_s": [90.0, 100.0, 110.0],
+    }
+    confirm = ConfirmEvidence(
+        rows=[SplitRates(**rates)],
+        unit=unit,
+        num_workers=1,
+        local_ranks=1,
+        promised_tokens_per_s=100.0,
+        promised_low=90.0,
+        promised_high=110.0,
+        not_delivered="a test",
+        window_s=2.0,
+        windows=3,
+        seconds=7.0,
+    )
+    path.write_text(profile_to_toml(but(EXAMPLE, evidence={"confirm": confirm})))
+    _, markdown = built(path)
+    assert f"**100 {words}/s** (90 to 110, 1 rank)" in markdown
+    assert f"{words}/s" in console_text((summary_table([read_profile(path).profile]),))
 
 
 def test_curve_has_the_units_of_your_code(path, built):
