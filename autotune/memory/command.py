@@ -260,7 +260,8 @@ def _print_probed(probed: "Sequence[WrittenProfile]", job: JobOptions) -> None:
     from autotune.profiles.sections import written_answer
 
     if job.as_json:
-        print(answer_json({"profiles": [written_answer(one) for one in probed]}))
+        answers = [written_answer(written) for written in probed]
+        print(answer_json({"profiles": answers}))
     else:
         print(probe_text(probed))
 

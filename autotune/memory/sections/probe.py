@@ -1,4 +1,4 @@
-"""What ``autotune probe`` prints about the subjects that it probed."""
+"""Text of the answer of ``autotune probe``."""
 
 from collections.abc import Sequence
 
@@ -25,32 +25,43 @@ def probe_text(probed: Sequence[WrittenProfile]) -> str:
     table = table_of(
         "",
         probed,
-        ("subject", "l", lambda one: one.profile.subject.words),
-        ("parameters", "r", lambda one: _millions(one.probe.parameters)),
+        ("subject", "l", lambda written: written.profile.subject.words),
+        ("parameters", "r", lambda written: _millions(written.probe.parameters)),
         (f"max {size}", "r", _largest),
-        ("out of memory at", "r", lambda one: format_count(one.probe.infeasible_min)),
-        (size, "r", lambda one: str(one.profile.size)),
+        (
+            "out of memory at",
+            "r",
+            lambda written: format_count(written.probe.infeasible_min),
+        ),
+        (size, "r", lambda written: str(written.profile.size)),
         (rate_unit(first), "r", _expected_rate),
-        ("peak memory", "r", lambda one: format_bytes(one.probe.feasible_peak_bytes)),
+        (
+            "peak memory",
+            "r",
+            lambda written: format_bytes(written.probe.feasible_peak_bytes),
+        ),
         ("predicted", "r", _predicted_peak),
-        ("trials", "r", lambda one: str(one.probe.search_trials)),
-        ("time", "r", lambda one: format_seconds(one.probe.seconds)),
+        ("trials", "r", lambda written: str(written.probe.search_trials)),
+        ("time", "r", lambda written: format_seconds(written.probe.seconds)),
     )
     reasons: list[tuple[str, doc.Words]] = []
     paths: list[tuple[str, doc.Words]] = []
     next_commands: list[tuple[str, doc.Words]] = []
-    for one in probed:
-        name = one.profile.subject.words
-        reasons += [(name, (reason,)) for reason in reasons_of(one.profile)]
-        previous = f" (previous one: {one.previous})" if one.previous else ""
-        paths.append(("profile", (f"{one.path}{previous}",)))
-        next_commands.append(("next", (workers_command(one.profile, one.path),)))
+    for written in probed:
+        name = written.profile.subject.words
+        reasons += [(name, (reason,)) for reason in reasons_of(written.profile)]
+        previous = ""
+        if written.previous:
+            previous = f" (previous one: {written.previous})"
+        paths.append(("profile", (f"{written.path}{previous}",)))
+        following = workers_command(written.profile, written.path)
+        next_commands.append(("next", (following,)))
     blocks: list[doc.Block] = [
         table,
         doc.Pairs(pairs=(*reasons, *paths, *next_commands)),
     ]
-    for one in probed:
-        blocks += contents_blocks(one.profile)
+    for written in probed:
+        blocks += contents_blocks(written.profile)
     return console_text(tuple(blocks))
 
 
@@ -58,20 +69,22 @@ def _millions(parameters: int | None) -> str | None:
     return f"{parameters / 1e6:.1f} M" if parameters else None
 
 
-def _largest(one: WrittenProfile) -> str:
+def _largest(written: WrittenProfile) -> str:
     """Return the largest size that ran, marked if more may fit."""
-    sign = "≥ " if one.probe.is_lower_bound else ""
-    return f"{sign}{one.probe.feasible_max}"
+    sign = "≥ " if written.probe.is_lower_bound else ""
+    return f"{sign}{written.probe.feasible_max}"
 
 
-def _expected_rate(one: WrittenProfile) -> str | None:
+def _expected_rate(written: WrittenProfile) -> str | None:
     """Return the throughput to expect of the chosen size."""
-    size = one.profile.size
-    expected = one.probe.expected_throughput(size) if isinstance(size, int) else None
+    size = written.profile.size
+    expected = (
+        written.probe.expected_throughput(size) if isinstance(size, int) else None
+    )
     return None if expected is None else format_number(expected.units_per_s)
 
 
-def _predicted_peak(one: WrittenProfile) -> str | None:
+def _predicted_peak(written: WrittenProfile) -> str | None:
     """Return the peak memory that the trace predicted, or else smaller trials."""
-    probe = one.probe
+    probe = written.probe
     return format_bytes(probe.traced_peak_bytes or probe.predicted_peak_bytes)

@@ -164,7 +164,7 @@ class MlmTraining:
         )
 
         def train_in_ranks(trial: Trial) -> Outcome:
-            # It runs in processes of its own, as trials do.
+            # Time in the ranks is no overhead of the tuning, as in trials.
             with self.bench.server.waiting():
                 return training.run_trial(trial)
 
